@@ -1,0 +1,59 @@
+import { CodedError } from './errors.ts'
+
+export type LogLevel = 'debug' | 'info' | 'warn' | 'error' | 'silent'
+export type LogFields = Readonly<Record<string, unknown>>
+
+/** Where the house writes what happened. Fields never hold a secret. */
+export interface Logger {
+  debug(message: string, fields?: LogFields): void
+  info(message: string, fields?: LogFields): void
+  warn(message: string, fields?: LogFields): void
+  error(message: string, fields?: LogFields): void
+  /** A logger whose lines carry `fields` too. */
+  with(fields: LogFields): Logger
+}
+
+const ranks: Readonly<Record<LogLevel, number>> = { debug: 0, info: 1, warn: 2, error: 3, silent: 4 }
+
+/**
+ * One JSON object a line: `time` (ISO 8601), `level`, `message`, then the fields. An `Error` in a field is written
+ * with its message, code, stack and causes.
+ */
+export function createJsonLogger(options: {
+  readonly level?: LogLevel
+  readonly write: (line: string) => void
+  readonly now?: () => number
+}): Logger {
+  const threshold = ranks[options.level ?? 'info']
+  const now = options.now ?? Date.now
+  const build = (bound: LogFields): Logger => {
+    const line = (level: LogLevel) => (message: string, fields?: LogFields) => {
+      if (ranks[level] < threshold) return
+      const record = { time: new Date(now()).toISOString(), level, message, ...bound, ...fields }
+      options.write(`${JSON.stringify(record, toPlain)}\n`)
+    }
+    return {
+      debug: line('debug'),
+      info: line('info'),
+      warn: line('warn'),
+      error: line('error'),
+      with: (fields) => build({ ...bound, ...fields })
+    }
+  }
+  return build({})
+}
+
+/** A logger that writes nothing. */
+export const silentLogger: Logger = createJsonLogger({ level: 'silent', write: () => {} })
+
+function toPlain(_key: string, value: unknown): unknown {
+  if (typeof value === 'bigint') return value.toString()
+  if (!(value instanceof Error)) return value
+  return {
+    message: value.message,
+    ...(value instanceof CodedError ? { code: value.code, detail: value.detail } : {}),
+    stack: value.stack,
+    ...(value.cause === undefined ? {} : { cause: value.cause }),
+    ...(value instanceof AggregateError ? { errors: value.errors } : {})
+  }
+}

@@ -1,0 +1,215 @@
+import type { Logger } from './log.ts'
+import type { Schema } from './schema.ts'
+
+/** Services by name. A plugin that provides one adds its type here: `declare module '…/kernel/index.ts'`. */
+// biome-ignore lint/suspicious/noEmptyInterface: filled by the plugins
+export interface Services {}
+
+/** Events by name: the tuple of arguments a listener gets. */
+export interface Events {
+  /** The kernel is about to stop: nothing new should be let in. */
+  'kernel/stopping': []
+  /** A fiber came to rest in another state, or began to leave one. */
+  'kernel/fiber-changed': [status: { readonly entry: string; readonly state: FiberState; readonly was: FiberState }]
+}
+
+/** What plugins hand to a collecting plugin, by the name of the collection: the type of one item. */
+// biome-ignore lint/suspicious/noEmptyInterface: filled by the plugins
+export interface Contributions {}
+
+export type ServiceName = keyof Services
+export type EventName = keyof Events
+export type CollectionName = keyof Contributions
+
+/** A value that may be at hand or on its way. */
+export type Awaitable<T> = T | Promise<T>
+
+/** Takes back one effect. Called once, after every effect that was made later has been taken back. */
+export type Undo = () => unknown
+
+/**
+ * `Inactive`: not started, a needed service was never there. `Loading`: `apply` runs. `Active`: serving. `Reloading`:
+ * serving while its next generation is built. `Unloading`: effects are being undone. `Pending`: was active, lost a
+ * service it needs, comes back by itself. `Failed`: could not start; stays so until its entry or code changes.
+ */
+export type FiberState = 'Inactive' | 'Loading' | 'Active' | 'Reloading' | 'Unloading' | 'Pending' | 'Failed'
+
+/** Keeps one generation alive while something it contributed is at work. */
+export interface Lease {
+  /** Fires when the holder must end: the drain time of the generation is over. Its reason is a CodedError. */
+  readonly signal: AbortSignal
+  /** The holder is done. Harmless when called again. */
+  release(): void
+}
+
+/** One item of a collection, with the generation it belongs to. */
+export interface Contribution<T> {
+  readonly item: T
+  /** Id of the entry that contributed it. */
+  readonly entry: string
+  /** Holds the generation that contributed it. Take it in the same synchronous step in which the item was found. */
+  lease(): Lease
+}
+
+/** The two moments in which a collecting plugin sees its collection. Both are synchronous. */
+export interface Collector<T> {
+  /** Before a commit, with what would then be there. @throws CodedError to refuse it; nothing has changed then */
+  check?(next: readonly Contribution<T>[]): void
+  /** Within a commit (and once at the collector's own), with what is there now. Must not throw. */
+  update(now: readonly Contribution<T>[]): void
+}
+
+/** The services a plugin sees: those it injects, and those it would like and may find missing. */
+export type Injected<I extends readonly ServiceName[], O extends readonly ServiceName[]> = {
+  readonly [K in I[number]]: Services[K]
+} & { readonly [K in O[number]]: Services[K] | undefined }
+
+/**
+ * What `apply` works with. Everything made through it belongs to one generation of the fiber: it becomes visible in
+ * one step when `apply` has ended well, and is undone in reverse order when the generation ends.
+ */
+export interface Context<
+  I extends readonly ServiceName[] = readonly ServiceName[],
+  O extends readonly ServiceName[] = readonly [],
+  P extends readonly ServiceName[] = readonly ServiceName[]
+> {
+  /** Id of the entry, such as `agents:researcher`. */
+  readonly entry: string
+  /** Late-bound handles: they stay valid when a provider is swapped. Keep the handle, not what a call returned. */
+  readonly services: Injected<I, O>
+  readonly log: Logger
+  /** Fires when this generation must end its work: start given up, or drain time over. Its reason is a CodedError. */
+  readonly signal: AbortSignal
+  /** Holds this generation, for work it began on its own. */
+  lease(): Lease
+  /** Offers a service. Visible to others from the commit on; to replace it, swap. */
+  provide<K extends P[number]>(name: K, service: Services[K]): void
+  /** Hands items to whoever collects `collection`, now or later. */
+  contribute<K extends CollectionName>(collection: K, ...items: readonly Contributions[K][]): void
+  /** Becomes the collector of `collection`; there is at most one. */
+  collect<K extends CollectionName>(collection: K, collector: Collector<Contributions[K]>): void
+  /** Runs `start` at once and keeps the undo it returns. The label shows in the admin's list of pending undos. */
+  effect<R extends Undo | void>(start: () => R, label?: string): void
+  effect(start: () => Promise<Undo | void>, label?: string): Promise<void>
+  /**
+   * Something that cannot exist twice (a port, a database) or is worth keeping (a cache): opened once for each
+   * `identity` (compared as JSON), shared by every generation of this fiber that asks for the same one, closed after
+   * the last of them has ended.
+   */
+  resource<T>(
+    key: string,
+    identity: unknown,
+    open: () => Awaitable<T>,
+    close: (resource: T) => Awaitable<void>
+  ): Promise<T>
+  /** Runs within the commit of this generation, synchronously: the moment to point a kept resource at it. */
+  onCommit(step: () => void): void
+  /** Listens from the commit on. @returns takes the listener away */
+  on<K extends EventName>(event: K, listener: (...args: Events[K]) => unknown, options?: ListenOptions): () => void
+  readonly events: EventBus
+  /** `setTimeout` whose callback never runs after the generation has ended, and whose errors are logged. */
+  setTimeout(callback: () => unknown, delayMs: number): void
+  /** `setInterval`, likewise. */
+  setInterval(callback: () => unknown, periodMs: number): void
+}
+
+export interface ListenOptions {
+  /** Before the listeners that are there. */
+  readonly prepend?: boolean
+  /** Taken away just before its first call. */
+  readonly once?: boolean
+}
+
+/** Announces facts. To make something happen, call a service. */
+export interface EventBus {
+  /** Calls every listener in order. One that throws is logged and does not keep the others from it. */
+  emit<K extends EventName>(event: K, ...args: Events[K]): void
+  /** Calls all at once; rejects with one AggregateError after all have settled. */
+  parallel<K extends EventName>(event: K, ...args: Events[K]): Promise<void>
+  /** One at a time, until one answers something other than `null`, `undefined` or `false`; that is the result. */
+  serial<K extends EventName>(event: K, ...args: Events[K]): Promise<unknown>
+  /** As {@link serial}, without awaiting. */
+  bail<K extends EventName>(event: K, ...args: Events[K]): unknown
+  /** Dispatches so far; `internal/…` events are not counted. */
+  counts(): { readonly total: number; readonly byEvent: Readonly<Record<string, number>> }
+}
+
+/** A feature as the kernel sees it. Made by {@link definePlugin}. */
+export interface Plugin {
+  readonly name: string
+  readonly inject: readonly ServiceName[]
+  readonly optional: readonly ServiceName[]
+  readonly provides: readonly ServiceName[]
+  readonly config: Schema<unknown> | undefined
+  readonly exclusive: boolean
+  // The kernel calls it with the context its manifest promises and a config its schema has checked.
+  readonly apply: (ctx: Context<never, never, never>, config: never) => Awaitable<void>
+}
+
+export interface Manifest<
+  I extends readonly ServiceName[],
+  O extends readonly ServiceName[],
+  P extends readonly ServiceName[],
+  C
+> {
+  /** Lower case, kebab-case; the label entries use. */
+  readonly name: string
+  /** Services without which it does not run. */
+  readonly inject?: I
+  /** Services it uses when they are there; it is rebuilt when one comes or goes. */
+  readonly optional?: O
+  readonly provides?: P
+  /** Checked, and filled with its defaults, before `apply`. Without one the config must be empty. */
+  readonly config?: Schema<C>
+  /** Two generations cannot overlap: the old one is undone before the next is built. */
+  readonly exclusive?: boolean
+  apply(ctx: Context<I, O, P>, config: C): Awaitable<void>
+}
+
+const keys = ['name', 'inject', 'optional', 'provides', 'config', 'exclusive', 'apply']
+
+/**
+ * Declares a plugin.
+ * @throws TypeError when the manifest has another shape: a mistake of its author, found when the module is loaded
+ */
+export function definePlugin<
+  const I extends readonly ServiceName[] = readonly [],
+  const O extends readonly ServiceName[] = readonly [],
+  const P extends readonly ServiceName[] = readonly [],
+  C = Record<never, never>
+>(manifest: Manifest<I, O, P, C>): Plugin {
+  assertManifest(manifest)
+  const plugin: Plugin = {
+    name: manifest.name,
+    inject: manifest.inject ?? [],
+    optional: manifest.optional ?? [],
+    provides: manifest.provides ?? [],
+    config: manifest.config as Schema<unknown> | undefined,
+    exclusive: manifest.exclusive ?? false,
+    apply: manifest.apply.bind(manifest) as Plugin['apply']
+  }
+  return Object.freeze(plugin)
+}
+
+/** @throws TypeError naming what is wrong with something that should be a plugin */
+export function assertManifest(value: unknown): asserts value is Plugin {
+  if (value === null || typeof value !== 'object') {
+    throw new TypeError(`a plugin is an object made by definePlugin, found ${value === null ? 'null' : typeof value}`)
+  }
+  const manifest = value as Record<string, unknown>
+  const name = manifest['name']
+  if (typeof name !== 'string' || name === '') throw new TypeError('a plugin needs a name: a string that is not empty')
+  if (typeof manifest['apply'] !== 'function') {
+    throw new TypeError(`plugin '${name}' needs an apply function, found ${typeof manifest['apply']}`)
+  }
+  for (const key of Object.keys(manifest)) {
+    if (!keys.includes(key))
+      throw new TypeError(`plugin '${name}' has an unknown key '${key}'; known: ${keys.join(', ')}`)
+  }
+  for (const key of ['inject', 'optional', 'provides']) {
+    const list = manifest[key]
+    if (list !== undefined && !(Array.isArray(list) && list.every((item) => typeof item === 'string'))) {
+      throw new TypeError(`plugin '${name}': ${key} is a list of service names`)
+    }
+  }
+}

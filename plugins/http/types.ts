@@ -1,0 +1,162 @@
+import type { Awaitable, JsonSchema, Schema } from '../../kernel/index.ts'
+
+/** Who is calling, as a guard found out. Never taken from a body. */
+export interface Principal {
+  readonly kind: 'user' | 'tenant' | 'admin' | 'anonymous'
+  /** User id, tenant id, or `admin_secret`; empty for anonymous. */
+  readonly id: string
+  readonly email?: string
+  readonly tenantId?: string
+}
+
+/** What a guard may look at. */
+export interface GuardRequest {
+  readonly method: string
+  readonly path: string
+  /** Peer address. */
+  readonly address: string
+  /** By lower-case name; several lines of one name are joined by `, `. */
+  header(name: string): string | undefined
+  /** First decoded value of a query parameter. */
+  queryValue(name: string): string | undefined
+}
+
+/** Lets a request in, contributed to `http.guards`. Routes name the guard they stand behind. */
+export interface Guard {
+  readonly name: string
+  /** How OpenAPI describes it. */
+  readonly scheme: JsonSchema
+  /** At hand where possible: the hot path does not wait. @throws CodedError whose code is in `errors` */
+  check(request: GuardRequest): Awaitable<Principal>
+  readonly errors: ErrorMap
+}
+
+export interface Request<P = Record<string, string>, Q = unknown, B = unknown> extends GuardRequest {
+  /** The `x-request-id` of the answer. */
+  readonly id: string
+  readonly params: P
+  readonly query: Q
+  /** Parsed and checked against the route's schema; `undefined` where the route has none. */
+  readonly body: B
+  /** The bytes of the body, only where the route asks with `rawBody`. */
+  readonly rawBody: Uint8Array | undefined
+  readonly principal: Principal
+  /**
+   * Fires when the work is pointless or must end: the client left (`CLIENT_GONE`), the server stops
+   * (`SHUTTING_DOWN`) or the generation's drain time is over (`DRAIN_TIMEOUT`). Its reason is a CodedError.
+   */
+  readonly signal: AbortSignal
+}
+
+/** One event of a stream. `data` is written as one line of JSON. */
+export interface StreamEvent {
+  readonly event?: string
+  readonly data: unknown
+}
+
+export type Headers = Readonly<Record<string, string>>
+
+/**
+ * - `body`: answered as JSON
+ * - `text`: answered as it is, `text/plain` unless a header says otherwise
+ * - `bytes`: answered as they are; give a content type
+ * - `events`: a stream of server-sent events. The iterator is closed when the client leaves; when `signal` fires for
+ *   another reason it should yield its last event and end
+ * - none of them: an empty answer
+ */
+export type Reply<R = unknown> =
+  | { readonly status?: number; readonly headers?: Headers; readonly body: R }
+  | { readonly status?: number; readonly headers?: Headers; readonly text: string }
+  | { readonly status?: number; readonly headers?: Headers; readonly bytes: Uint8Array }
+  | { readonly status?: number; readonly headers?: Headers; readonly events: AsyncIterable<StreamEvent> }
+  | { readonly status: number; readonly headers?: Headers }
+  | Response
+
+/** What an error code of a service becomes. A number takes the catalog's code for that status (404: `NOT_FOUND`, …). */
+export type ErrorMap = Readonly<Record<string, number | { readonly status: number; readonly code: string }>>
+
+/** What http refuses by itself, or what a handler's error became. */
+export interface Problem {
+  readonly status: number
+  /** Of the catalog: `INVALID_INPUT`, `PAYLOAD_TOO_LARGE`, `UNSUPPORTED_MEDIA_TYPE`, `INTERNAL_ERROR`, … */
+  readonly code: string
+  readonly message: string
+  readonly retryAfterSeconds?: number
+}
+
+/** An operation as data, contributed to `http.routes`. Validation, refusals, CORS and OpenAPI come from it. */
+export interface Route<P = Record<string, string>, Q = unknown, B = unknown, R = unknown> {
+  readonly method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE'
+  /** An OpenAPI path template, from the root: `/api/chat/{id}`. A literal segment wins over a parameter. */
+  readonly path: string
+  readonly operationId: string
+  readonly summary: string
+  /** Name of the guard; left out: open to everyone. */
+  readonly guard?: string
+  readonly params?: Schema<P>
+  readonly query?: Schema<Q>
+  /** Makes this a JSON route: content type, syntax and schema are checked. */
+  readonly body?: Schema<B>
+  /** An absent body counts as `{}`. */
+  readonly bodyOptional?: boolean
+  /** Hands over the bytes as well; without a `body` schema nothing is parsed. */
+  readonly rawBody?: boolean
+  /** Longest body in bytes; 1 MiB when left out. */
+  readonly maxBodyBytes?: number
+  /** Answers by status, for OpenAPI. */
+  readonly replies: Readonly<Record<number, JsonSchema>>
+  readonly errors?: ErrorMap
+  /** Another form for refusals on this route than `{ error, code }`. */
+  readonly renderProblem?: (problem: Problem) => Reply
+  handle(request: Request<P, Q, B>): Awaitable<Reply<R>>
+}
+
+/** A request made in process, without a socket: for tests and for plugins that face another protocol. */
+export interface DispatchRequest {
+  readonly method: string
+  /** With the query string. */
+  readonly path: string
+  readonly headers?: Headers
+  /** A string or bytes as they are; anything else as JSON, with the content type set. */
+  readonly body?: unknown
+  readonly signal?: AbortSignal
+}
+
+export interface DispatchReply {
+  readonly status: number
+  readonly headers: Headers
+  /** Parsed when the answer is JSON, text otherwise; `undefined` when empty. Streams are read to their end. */
+  readonly body: unknown
+}
+
+/** Owns the socket; finds the route; checks; answers. */
+export interface Http {
+  dispatch(request: DispatchRequest): Promise<DispatchReply>
+  /** Where it listens; `undefined` with `listen = false`. */
+  readonly address: { readonly host: string; readonly port: number; readonly transport: 'uws' | 'node' } | undefined
+}
+
+/** A line of `GET /health/detailed`, contributed to `http.checks`. */
+export interface HealthCheck {
+  readonly name: string
+  /** Rejects when the part is not well; at most 5 s are given. */
+  check(): Promise<void>
+}
+
+/** A part of `GET /config/info`, contributed to `http.info`: names only, never a secret. */
+export interface InfoPart {
+  readonly name: 'providers' | 'models' | 'agents' | 'tools' | 'workflows'
+  values(): readonly string[]
+}
+
+declare module '../../kernel/index.ts' {
+  interface Services {
+    http: Http
+  }
+  interface Contributions {
+    'http.routes': Route
+    'http.guards': Guard
+    'http.checks': HealthCheck
+    'http.info': InfoPart
+  }
+}

@@ -1,0 +1,46 @@
+import type {} from '../../kernel/index.ts'
+
+/**
+ * A function that runs in worker threads, contributed to `workers.tasks`. The module default-exports
+ * `(input) => Awaitable<TaskResult>`; input and output are plain data that can be copied between threads.
+ */
+export interface WorkerTask {
+  /** Unique, such as `auth/hash-password`. */
+  readonly name: string
+  /** Name of the pool it runs in. */
+  readonly pool: string
+  /** File URL of the module, such as `new URL('./tasks/hash-password.js', import.meta.url).href`. */
+  readonly module: string
+}
+
+/** What a task module returns: failures are data, since an Error loses its code between threads. */
+export type TaskResult<T> =
+  | { readonly ok: true; readonly value: T }
+  | { readonly ok: false; readonly code: string; readonly message: string; readonly detail?: Record<string, unknown> }
+
+export interface RunOptions {
+  /** Takes a waiting task out of the queue, or ends the thread of a running one. */
+  readonly signal?: AbortSignal
+}
+
+/**
+ * Runs plugins' tasks in threads: pools by name, each started on its first task, with a bounded queue.
+ *
+ * Codes: what a task returned; `WORKERS_UNKNOWN_TASK`; `WORKERS_BUSY` (the queue is full; detail `retryAfterSeconds`);
+ * `WORKERS_CRASHED` (the thread died under the task); `WORKERS_ABORTED`; `WORKERS_UNCLONABLE` (input or output cannot
+ * be copied between threads); `WORKERS_FAILED` (the task threw).
+ */
+export interface Workers {
+  run<T>(task: string, input: unknown, options?: RunOptions): Promise<T>
+  /** Waiting and running tasks of each pool that has started. */
+  load(): Readonly<Record<string, { readonly waiting: number; readonly running: number; readonly threads: number }>>
+}
+
+declare module '../../kernel/index.ts' {
+  interface Services {
+    workers: Workers
+  }
+  interface Contributions {
+    'workers.tasks': WorkerTask
+  }
+}
