@@ -1,0 +1,132 @@
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
+import { once } from 'node:events'
+import { cpus } from 'node:os'
+import { fileURLToPath } from 'node:url'
+
+/** What a process has used since it began: all its threads, user and system time. */
+export interface Usage {
+  readonly cpuUs: number
+  readonly rssBytes: number
+  readonly heapBytes: number
+}
+
+export interface ProcessOptions {
+  readonly args?: readonly string[]
+  /** Flags for Node itself. */
+  readonly nodeArgs?: readonly string[]
+  readonly env?: Readonly<Record<string, string>>
+  readonly cwd?: string
+  /**
+   * `server`: on the first core, away from the load generator. `all`: on every core, for servers whose threads are
+   * the point. Where cores cannot be chosen, nothing happens.
+   */
+  readonly cores?: 'server' | 'all'
+}
+
+/** A server in a process of its own. */
+export interface ServerProcess {
+  readonly port: number
+  readonly pid: number
+  /** From the start of the process to the line that told the port. */
+  readonly startMs: number
+  /** All it wrote so far, both streams. */
+  output(): string
+  usage(): Promise<Usage>
+  /** SIGTERM; SIGKILL when it has not ended 10 s later. Resolves when it is gone. */
+  stop(): Promise<void>
+  /** SIGKILL. Resolves when it is gone. */
+  kill(): Promise<void>
+}
+
+const canPin = process.platform === 'linux' && cpus().length > 1 && spawnSync('taskset', ['-V']).status === 0
+
+/** Keeps this process, the load generator, off the core of the servers. */
+export function pinGenerator(): void {
+  if (canPin) spawnSync('taskset', ['-cp', `1-${cpus().length - 1}`, String(process.pid)])
+}
+
+/**
+ * Starts `module` and waits until it printed `http://<host>:<port>`.
+ * @param module URL of a compiled module
+ * @throws Error with what it wrote, when it ends before
+ */
+export async function startServer(module: URL, options: ProcessOptions = {}): Promise<ServerProcess> {
+  const startedAt = performance.now()
+  const { child, output } = launch(module, options)
+  const gone = once(child, 'exit')
+  const end = async (signal: 'SIGTERM' | 'SIGKILL') => {
+    if (child.exitCode === null && child.signalCode === null) {
+      child.kill(signal)
+      const timer = setTimeout(() => child.kill('SIGKILL'), 10_000)
+      await gone
+      clearTimeout(timer)
+    }
+  }
+  const port = await new Promise<number>((resolve, reject) => {
+    const look = () => {
+      const found = output().match(/http:\/\/[^\s/"]+:(\d+)/)
+      if (found) resolve(Number(found[1]))
+    }
+    child.stdout!.on('data', look)
+    child.stderr!.on('data', look)
+    child.once('error', reject)
+    child.once('exit', (code, signal) =>
+      reject(new Error(`${fileURLToPath(module)} ended (${code ?? signal}) before it listened:\n${output()}`))
+    )
+  })
+  return {
+    port,
+    pid: child.pid!,
+    startMs: performance.now() - startedAt,
+    output,
+    usage: () => ask<Usage>(child, 'usage'),
+    stop: () => end('SIGTERM'),
+    kill: () => end('SIGKILL')
+  }
+}
+
+/**
+ * Runs `module` to its end in a process of its own and returns the one message it sent (`process.send`).
+ * @throws Error with what it wrote, when it ends without one
+ */
+export async function runProcess<T>(module: URL, options: ProcessOptions = {}): Promise<T> {
+  const { child, output } = launch(module, options)
+  const gone = once(child, 'exit')
+  const answer = new Promise<T>((resolve, reject) => {
+    child.once('message', (message) => resolve(message as T))
+    child.once('error', reject)
+    void gone.then(() => reject(new Error(`${fileURLToPath(module)} ended without an answer:\n${output()}`)), reject)
+  })
+  const result = await answer
+  child.disconnect()
+  await gone
+  return result
+}
+
+function launch(module: URL, options: ProcessOptions): { child: ChildProcess; output: () => string } {
+  const last = cpus().length - 1
+  const node = [
+    process.execPath,
+    ...(options.nodeArgs ?? []),
+    '--import',
+    new URL('./probe.js', import.meta.url).href,
+    fileURLToPath(module),
+    ...(options.args ?? [])
+  ]
+  const [file, ...args] = canPin ? ['taskset', '-c', options.cores === 'all' ? `0-${last}` : '0', ...node] : node
+  const child = spawn(file!, args, {
+    stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
+    env: { ...process.env, ...options.env },
+    ...(options.cwd === undefined ? {} : { cwd: options.cwd })
+  })
+  const written: string[] = []
+  for (const stream of [child.stdout!, child.stderr!])
+    stream.setEncoding('utf8').on('data', (text) => written.push(text))
+  return { child, output: () => written.join('') }
+}
+
+async function ask<T>(child: ChildProcess, question: string): Promise<T> {
+  const answer = once(child, 'message')
+  child.send(question)
+  return ((await answer) as [T])[0]
+}
