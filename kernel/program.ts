@@ -1,13 +1,526 @@
-export type JsonValue = null | boolean | number | bigint | string | readonly JsonValue[] | JsonObject
+import { parse, type TomlDate, TomlError } from 'smol-toml'
+import { type AST, ParseError, parseTOML } from 'toml-eslint-parser'
+import { CodedError } from './errors.ts'
+import { didYouMean } from './nearest.ts'
+import type { Issue, JsonSchema } from './schema.ts'
+
+/**
+ * A value of the program file. Integers that a number cannot hold exactly are bigints; dates are `TomlDate`s, which
+ * become their RFC 3339 text in JSON; strings hold `${…}` as written. See {@link resolveConfig} for plain JSON.
+ */
+export type JsonValue = null | boolean | number | bigint | string | TomlDate | readonly JsonValue[] | JsonObject
+
+/** A table: own keys only, never `__proto__`. */
 export interface JsonObject {
   readonly [key: string]: JsonValue
 }
+
+/** The optional top-level table `[kernel]`. All in milliseconds. */
+export interface ProgramSettings {
+  /** How long the `apply` of a plugin may take. */
+  readonly apply_timeout_ms: number
+  /** How long what a generation began may go on after the next one took over. */
+  readonly drain_timeout_ms: number
+  /** How long one undo may take. */
+  readonly undo_timeout_ms: number
+  /** How long the whole process may take to end. */
+  readonly shutdown_timeout_ms: number
+}
+
+/** One thing that runs. */
 export interface Entry {
+  /** Unique; `a:b` is a child of `a`. */
   readonly id: string
+  /** A built-in label, a package name, or a path relative to the program file. */
   readonly plugin: string
   readonly config: JsonObject
   readonly disabled: boolean
 }
+
+/** What runs, in the order of the file. */
 export interface Program {
+  readonly settings: ProgramSettings
   readonly entries: readonly Entry[]
+}
+
+/** 1-based; columns count UTF-16 units, as editors do. */
+export interface Position {
+  readonly line: number
+  readonly column: number
+}
+
+/** One thing that is wrong with a program. Line and column are 0 where there is no text. */
+export interface ProgramFault extends Position {
+  /** Holds a suggestion where there is one; never a value of the file. */
+  readonly message: string
+}
+
+export interface ParsedProgram {
+  readonly program: Program
+  /** As it was read; a byte-order mark is its first character. */
+  readonly text: string
+  readonly file: string
+  /** Where a key of an entry's config is (of the nearest table around it, where it is not); the entry itself for []. */
+  locate(entryId: string, path: readonly string[]): Position
+}
+
+const defaultSettings: ProgramSettings = {
+  apply_timeout_ms: 10_000,
+  drain_timeout_ms: 30_000,
+  undo_timeout_ms: 10_000,
+  shutdown_timeout_ms: 8_000
+}
+
+type Kind = 'string' | 'boolean' | 'table'
+const entryKeys: Readonly<Record<string, Kind>> = {
+  id: 'string',
+  plugin: 'string',
+  config: 'table',
+  disabled: 'boolean'
+}
+const programKeys = ['kernel', 'entry']
+
+/** What the language of the file is: TOML as smol-toml reads it, no integer bent. */
+const tomlOptions = { integersAsBigInt: 'asNeeded', maxDepth: 64 } as const
+const maxDepth = 64
+const maxBytes = 16 * 1024 * 1024
+const maxFaults = 20
+const maxIdLength = 256
+/** The longest delay a timer can have. */
+const maxTimeoutMs = 2_147_483_647
+
+/**
+ * Parses a program file and checks it whole; an empty one is an empty program.
+ * @param file its name, for messages
+ * @throws CodedError `PROGRAM_INVALID`: message `file:line:column: what` for each fault, one a line; detail
+ *   `{ file, faults: ProgramFault[] }`
+ */
+export function parseProgram(source: string | Uint8Array, file: string): ParsedProgram {
+  const text = typeof source === 'string' ? source : decode(source, file)
+  let places: Places | undefined
+  const placeOf = (path: readonly (string | number)[]) => {
+    places ??= findPlaces(text)
+    return nearestPlace(places, path)
+  }
+  try {
+    const tree = parseTree(text)
+    const { faults, program } = check(tree, placeOf)
+    if (faults.length > 0) throw invalid(file, faults)
+    return {
+      program,
+      text,
+      file,
+      locate: (entryId, path) => {
+        const index = program.entries.findIndex((entry) => entry.id === entryId)
+        return placeOf(path.length > 0 ? ['entry', index, 'config', ...path] : ['entry', index])
+      }
+    }
+  } catch (error) {
+    if (error instanceof TomlError) throw invalid(file, [syntaxFault(text, error.message, error)], error)
+    if (error instanceof ParseError) {
+      throw invalid(
+        file,
+        [syntaxFault(text, error.message, { line: error.lineNumber, column: error.column + 1 })],
+        error
+      )
+    }
+    throw error
+  }
+}
+
+/**
+ * A program given as data, with the checks of the file.
+ * @throws CodedError `PROGRAM_INVALID`; its faults have line and column 0
+ */
+export function programOf(data: {
+  readonly settings?: Partial<ProgramSettings>
+  readonly entries: readonly (Pick<Entry, 'id' | 'plugin'> & Partial<Entry>)[]
+}): Program {
+  const { faults, program } = check(
+    { ...(data.settings === undefined ? {} : { kernel: { ...data.settings } }), entry: data.entries },
+    undefined
+  )
+  if (faults.length > 0) throw invalid('program', faults)
+  return program
+}
+
+/**
+ * Parses a TOML text as the program file is read.
+ * @throws TomlError, or ParseError for a date that no calendar has
+ */
+export function parseTree(text: string): Record<string, unknown> {
+  const tree = parse(withoutMark(text), tomlOptions)
+  // smol-toml turns 30 February into 2 March. Text inside strings may look the same, so the other parser decides.
+  for (const [date, day] of text.matchAll(/\d{4}-\d\d-(29|3\d)/g)) {
+    if (new Date(date).getUTCDate() !== Number(day)) {
+      parseTOML(withoutMark(text))
+      break
+    }
+  }
+  return tree
+}
+
+/**
+ * Entries whose plugin is neither built in, nor a path (`./`, `../`, `/`), nor a package (a name with a slash or a
+ * dot, or one that begins with `heartwood-`).
+ */
+export function checkPlugins(parsed: ParsedProgram, known: readonly string[]): readonly ProgramFault[] {
+  const labels = new Set([...known, '@group'])
+  const faults: ProgramFault[] = []
+  for (const { id, plugin } of parsed.program.entries) {
+    if (labels.has(plugin) || !isLabel(plugin)) continue
+    const message = `unknown plugin '${plugin}' in entry '${id}'${didYouMean(plugin, labels)}`
+    faults.push({ ...parsed.locate(id, []), message })
+  }
+  return faults
+}
+
+/** True for the name of a built-in plugin, false for a path or a package. */
+export function isLabel(plugin: string): boolean {
+  return !/[/\\.]/.test(plugin) && !plugin.startsWith('heartwood-')
+}
+
+/** What a plugin's schema found wrong with a config, as faults of the file. */
+export function issueFaults(
+  parsed: ParsedProgram,
+  entryId: string,
+  schema: JsonSchema,
+  issues: readonly Issue[]
+): readonly ProgramFault[] {
+  return issues.map(({ path, message }) => {
+    const parent = path.slice(0, -1)
+    const where = parent.length > 0 ? ` at config.${parent.join('.')}` : ''
+    const name = path.at(-1)
+    const hint =
+      name !== undefined && message === `unknown key ${name}`
+        ? didYouMean(name, schemasAt(schema, parent).flatMap(propertyNames))
+        : ''
+    return { ...parsed.locate(entryId, path), message: `${message}${where} in entry '${entryId}'${hint}` }
+  })
+}
+
+/**
+ * The config a plugin gets: plain JSON in new objects. `${NAME}` and `${NAME:-default}` come from `env` (a default
+ * also stands in for an empty variable); `$${` is a literal `${`; anything else with a `$` stays as it is; what was put
+ * in is not looked at again. A string that is one variable and nothing else takes the type the schema has at its path
+ * (integer, number or boolean; a string where the schema allows one, or where the text is not of that type). Dates
+ * become RFC 3339 text, bigints decimal text: JSON has no exact form for them.
+ * @throws CodedError `PROGRAM_VARIABLE_MISSING`, detail `{ missing: { variable, path }[] }`
+ */
+export function resolveConfig(
+  config: JsonObject,
+  env: Readonly<Record<string, string | undefined>>,
+  schema: JsonSchema = {}
+): JsonObject {
+  const missing: { readonly variable: string; readonly path: readonly string[] }[] = []
+  const resolveString = (text: string, path: readonly string[]): JsonValue => {
+    const read = (name: string, fallback: string | undefined) => {
+      const value = Object.hasOwn(env, name) ? env[name] : undefined
+      if (fallback !== undefined) return value === undefined || value === '' ? fallback : value
+      if (value === undefined) missing.push({ variable: name, path })
+      return value ?? ''
+    }
+    const whole = /^\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}$/.exec(text)
+    if (whole !== null) return typed(read(whole[1] ?? '', whole[2]), schemasAt(schema, path))
+    return text.replace(/\$(\$\{)|\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}/g, (_, literal, name, fallback) =>
+      literal === undefined ? read(name, fallback) : literal
+    )
+  }
+  const resolve = (value: JsonValue, path: readonly string[]): JsonValue => {
+    if (typeof value === 'string') return value.includes('$') ? resolveString(value, path) : value
+    if (typeof value === 'bigint') return String(value)
+    if (value === null || typeof value !== 'object') return value
+    if (value instanceof Date) return value.toISOString()
+    if (Array.isArray(value)) return value.map((item, index) => resolve(item, [...path, String(index)]))
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, resolve(item, [...path, key])]))
+  }
+  const resolved = resolve(config, []) as JsonObject
+  if (missing.length > 0) {
+    const list = missing.map(({ variable, path }) => `${variable} (at config.${path.join('.')})`).join(', ')
+    throw new CodedError(
+      'PROGRAM_VARIABLE_MISSING',
+      `the configuration needs environment variables that are not set: ${list}; set them or give a default: \${NAME:-default}`,
+      { detail: { missing } }
+    )
+  }
+  return resolved
+}
+
+function typed(text: string, schemas: readonly JsonSchema[]): JsonValue {
+  const types = new Set(schemas.flatMap((schema) => schema['type'] ?? []))
+  if (types.has('string')) return text
+  if (types.has('boolean') && /^(true|false)$/.test(text)) return text === 'true'
+  if (types.has('integer') && /^[+-]?\d+$/.test(text) && Number.isSafeInteger(Number(text))) return Number(text)
+  if (types.has('number') && /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(text)) return Number(text)
+  return text
+}
+
+/** Every schema that has a say about the value at `path`. */
+function schemasAt(root: JsonSchema, path: readonly string[]): readonly JsonSchema[] {
+  let here = spread(root, [root])
+  for (const key of path) {
+    const next = here.flatMap((schema) => {
+      const properties = schema['properties']
+      if (isTable(properties) && Object.hasOwn(properties, key)) return [properties[key]]
+      const items = /^\d+$/.test(key)
+        ? [(schema['prefixItems'] as unknown[] | undefined)?.[Number(key)] ?? schema['items']]
+        : []
+      return [...items, schema['additionalProperties']]
+    })
+    here = spread(root, next)
+  }
+  return here
+}
+
+/** The schemas themselves, and those they refer to or are made of. */
+function spread(root: JsonSchema, schemas: readonly unknown[]): readonly JsonSchema[] {
+  const found = new Set<JsonSchema>()
+  const visit = (schema: unknown): void => {
+    if (!isTable(schema) || found.has(schema)) return
+    found.add(schema)
+    if (typeof schema['$ref'] === 'string') visit(lookUp(root, schema['$ref']))
+    for (const keyword of ['allOf', 'anyOf', 'oneOf']) {
+      if (Array.isArray(schema[keyword])) schema[keyword].forEach(visit)
+    }
+    for (const keyword of ['if', 'then', 'else']) visit(schema[keyword])
+  }
+  schemas.forEach(visit)
+  return [...found]
+}
+
+function lookUp(root: JsonSchema, ref: string): unknown {
+  if (!ref.startsWith('#')) return undefined
+  let found: unknown = root
+  for (const part of ref.split('/').slice(1)) {
+    found = isTable(found) ? found[part.replaceAll('~1', '/').replaceAll('~0', '~')] : undefined
+  }
+  return found
+}
+
+function propertyNames(schema: JsonSchema): readonly string[] {
+  return isTable(schema['properties']) ? Object.keys(schema['properties']) : []
+}
+
+type Path = readonly (string | number)[]
+const nowhere: Position = { line: 0, column: 0 }
+
+/** Checks a tree of values; `placeOf` is absent where there is no text. */
+function check(
+  tree: Record<string, unknown>,
+  placeOf: ((path: Path) => Position) | undefined
+): { readonly faults: readonly ProgramFault[]; readonly program: Program } {
+  const faults: ProgramFault[] = []
+  let more = 0
+  const report = (path: Path, message: string) => {
+    if (faults.length === maxFaults) more++
+    else faults.push({ ...(placeOf?.(path) ?? nowhere), message })
+  }
+  const nameOf = (path: Path) => {
+    const line = placeOf?.(path).line
+    return line === undefined ? `entry ${Number(path[1]) + 1}` : `the entry at line ${line}`
+  }
+
+  for (const key of Object.keys(tree)) {
+    if (!programKeys.includes(key)) report([key], `unknown key '${key}'${didYouMean(key, programKeys)}`)
+  }
+
+  const settings: Record<string, number> = { ...defaultSettings }
+  const given = tree['kernel'] ?? {}
+  if (!isTable(given)) report(['kernel'], `kernel must be a table, found ${kindOf(given)}`)
+  else {
+    for (const [key, value] of Object.entries(given)) {
+      if (!Object.hasOwn(defaultSettings, key)) {
+        report(['kernel', key], `unknown key '${key}' in kernel${didYouMean(key, Object.keys(defaultSettings))}`)
+      } else if (!Number.isInteger(value) || Number(value) < 1 || Number(value) > maxTimeoutMs) {
+        report(['kernel', key], `kernel.${key} must be an integer from 1 to ${maxTimeoutMs}`)
+      } else settings[key] = Number(value)
+    }
+  }
+
+  const list = tree['entry'] ?? []
+  const entries: Entry[] = []
+  if (!Array.isArray(list)) report(['entry'], `entry must be an array of tables ([[entry]]), found ${kindOf(list)}`)
+  else {
+    const seen = new Map<string, number>()
+    for (const [index, item] of list.entries()) {
+      const path = ['entry', index]
+      if (!isTable(item)) {
+        report(path, `an entry must be a table, found ${kindOf(item)}`)
+        continue
+      }
+      const id = typeof item['id'] === 'string' && item['id'] !== '' ? item['id'] : undefined
+      const named = id === undefined ? nameOf(path) : `entry '${printable(id)}'`
+      for (const [key, value] of Object.entries(item)) {
+        const kind = Object.hasOwn(entryKeys, key) ? entryKeys[key] : undefined
+        if (kind === undefined) {
+          report([...path, key], `unknown key '${key}' in ${named}${didYouMean(key, Object.keys(entryKeys))}`)
+        } else if (value !== undefined && kindOf(value) !== kind) {
+          report([...path, key], `${key} of ${named} must be a ${kind}, found ${kindOf(value)}`)
+        }
+      }
+      for (const key of ['id', 'plugin']) {
+        const value = item[key]
+        if (value === undefined) report(path, `missing ${key} in ${named}`)
+        else if (typeof value === 'string' && value.trim() === '') report([...path, key], `${key} of ${named} is blank`)
+        else if (typeof value === 'string' && (hasControl(value) || value.length > maxIdLength)) {
+          report([...path, key], `${key} of ${named} has control characters or more than ${maxIdLength} characters`)
+        }
+      }
+      if (id !== undefined) {
+        const first = seen.get(id)
+        if (first === undefined) seen.set(id, index)
+        else report([...path, 'id'], `id '${printable(id)}' is already that of ${nameOf(['entry', first])}`)
+      }
+      const config = item['config'] ?? {}
+      const bad = findBad(config, [])
+      if (bad !== undefined) report([...path, 'config', ...bad.path], `${bad.message} in ${named}`)
+      entries.push({
+        id: id ?? '',
+        plugin: item['plugin'] as string,
+        config: config as JsonObject,
+        disabled: (item['disabled'] as boolean | undefined) ?? false
+      })
+    }
+  }
+  if (more > 0) faults.push({ ...nowhere, message: `and ${more} more` })
+  return { faults, program: { settings: settings as unknown as ProgramSettings, entries } }
+}
+
+/** The first thing in a config that no config may have. */
+function findBad(value: unknown, path: Path): { readonly path: Path; readonly message: string } | undefined {
+  if (value === null || typeof value !== 'object' || value instanceof Date) return undefined
+  if (path.length > maxDepth) return { path, message: `config is nested deeper than ${maxDepth} levels` }
+  if (!Array.isArray(value) && Object.hasOwn(value, '__proto__')) {
+    return { path: [...path, '__proto__'], message: "the key '__proto__' is not allowed" }
+  }
+  for (const [key, item] of Object.entries(value)) {
+    const bad = findBad(item, [...path, Array.isArray(value) ? Number(key) : key])
+    if (bad !== undefined) return bad
+  }
+  return undefined
+}
+
+function isTable(value: unknown): value is Record<string, unknown> {
+  return value !== null && typeof value === 'object' && !Array.isArray(value) && !(value instanceof Date)
+}
+
+function kindOf(value: unknown): string {
+  if (isTable(value)) return 'table'
+  if (Array.isArray(value)) return 'array'
+  if (value instanceof Date) return 'date'
+  return value === null ? 'null' : typeof value === 'bigint' ? 'number' : typeof value
+}
+
+function hasControl(text: string): boolean {
+  return /[\p{Cc}\p{Cs}\u2028\u2029]/u.test(text)
+}
+
+/** An id as it may stand in a message. */
+function printable(id: string): string {
+  return id.slice(0, maxIdLength).replace(/[\p{Cc}\p{Cs}\u2028\u2029]/gu, '\uFFFD')
+}
+
+function invalid(file: string, faults: readonly ProgramFault[], cause?: unknown): CodedError {
+  const lines = faults.map(({ line, column, message }) => `${file}:${line > 0 ? `${line}:${column}:` : ''} ${message}`)
+  return new CodedError('PROGRAM_INVALID', lines.join('\n'), { cause, detail: { file, faults } })
+}
+
+/** A parser's complaint without the piece of the file it quotes, and with the key of its line. */
+function syntaxFault(text: string, message: string, { line, column }: Position): ProgramFault {
+  const what = (message.split('\n')[0] ?? '').replace(/^Invalid TOML document: /, '')
+  const content = withoutMark(text).split(/\r?\n/)[line - 1] ?? ''
+  const key = /^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=/.exec(content)?.[1]
+  if (what === 'Unexpected invalid date') {
+    const start = content.slice(0, column).search(/\d{4}-\d\d-\d\d[^,\]}]*$/)
+    return {
+      line,
+      column: start < 0 ? column : start + 1,
+      message: `no calendar has this date${key ? ` (key ${key})` : ''}`
+    }
+  }
+  return { line, column, message: `${what}${key ? ` (key ${key})` : ''}` }
+}
+
+function withoutMark(text: string): string {
+  return text.startsWith('\uFEFF') ? text.slice(1) : text
+}
+
+/** @throws CodedError `PROGRAM_INVALID` when the bytes are no UTF-8 */
+function decode(bytes: Uint8Array, file: string): string {
+  const refuse = (message: string, position: Position = { line: 1, column: 1 }) =>
+    invalid(file, [{ ...position, message }])
+  if (bytes.length > maxBytes) throw refuse(`the file is larger than ${maxBytes / 1024 / 1024} MiB`)
+  const [first, second] = bytes
+  if ((first === 0xff && second === 0xfe) || (first === 0xfe && second === 0xff)) {
+    throw refuse('the file is UTF-16; save it as UTF-8')
+  }
+  if (bytes.length > 1 && (first === 0) !== (second === 0)) {
+    throw refuse('the file looks like UTF-16 without a byte-order mark; save it as UTF-8')
+  }
+  const read = (part: Uint8Array, stream: boolean) => {
+    try {
+      return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(part, { stream })
+    } catch {
+      return undefined // not UTF-8: the callers say so, with the place
+    }
+  }
+  const text = read(bytes, false)
+  if (text !== undefined) return text
+  let [valid, broken] = [0, bytes.length + 1]
+  while (broken - valid > 1) {
+    const middle = (valid + broken) >> 1
+    if (read(bytes.subarray(0, middle), true) === undefined) broken = middle
+    else valid = middle
+  }
+  const lines = withoutMark(read(bytes.subarray(0, valid), true) ?? '').split('\n')
+  throw refuse('the file is not valid UTF-8 here', { line: lines.length, column: (lines.at(-1) ?? '').length + 1 })
+}
+
+/** Positions of keys, by {@link placeKey}. */
+type Places = ReadonlyMap<string, Position>
+
+function placeKey(path: Path): string {
+  return JSON.stringify(path.map(String))
+}
+
+function nearestPlace(places: Places, path: Path): Position {
+  for (let length = path.length; length > 0; length--) {
+    const place = places.get(placeKey(path.slice(0, length)))
+    if (place !== undefined) return place
+  }
+  return { line: 1, column: 1 }
+}
+
+/** @throws ParseError where the two parsers disagree */
+function findPlaces(text: string): Places {
+  const places = new Map<string, Position>()
+  const note = (path: Path, { loc: { start } }: AST.TOMLNode) => {
+    const key = placeKey(path)
+    if (!places.has(key)) places.set(key, { line: start.line, column: start.column + 1 })
+  }
+  const visitPair = (pair: AST.TOMLKeyValue, base: Path) => {
+    let path = base
+    for (const part of pair.key.keys) {
+      path = [...path, part.type === 'TOMLBare' ? part.name : part.value]
+      note(path, pair)
+    }
+    visitValue(pair.value, path)
+  }
+  const visitValue = (value: AST.TOMLContentNode, path: Path) => {
+    if (value.type === 'TOMLInlineTable') for (const pair of value.body) visitPair(pair, path)
+    if (value.type === 'TOMLArray') {
+      for (const [index, element] of value.elements.entries()) {
+        note([...path, index], element)
+        visitValue(element, [...path, index])
+      }
+    }
+  }
+  for (const node of parseTOML(withoutMark(text)).body[0].body) {
+    if (node.type === 'TOMLKeyValue') visitPair(node, [])
+    else {
+      for (let length = 1; length <= node.resolvedKey.length; length++) note(node.resolvedKey.slice(0, length), node)
+      for (const pair of node.body) visitPair(pair, node.resolvedKey)
+    }
+  }
+  return places
 }
