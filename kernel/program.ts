@@ -64,7 +64,7 @@ export interface ParsedProgram {
   locate(entryId: string, path: readonly string[]): Position
 }
 
-const defaultSettings: ProgramSettings = {
+export const defaultSettings: ProgramSettings = {
   apply_timeout_ms: 10_000,
   drain_timeout_ms: 30_000,
   undo_timeout_ms: 10_000,

@@ -1,0 +1,273 @@
+import { Collection } from './collections.ts'
+import type { FiberStatus } from './control.ts'
+import { CodedError, messageOf } from './errors.ts'
+import { Bus } from './events.ts'
+import { Fiber } from './fiber.ts'
+import { Generation, type Target } from './generation.ts'
+import { type Logger, silentLogger } from './log.ts'
+import { definePlugin, type Plugin, type ServiceName, type Services } from './plugin.ts'
+import { defaultSettings, type ProgramSettings } from './program.ts'
+import { Resources } from './resources.ts'
+import { type Check, compileSchema, renderIssues } from './schema.ts'
+import { ServiceTable, type Slot } from './services.ts'
+
+export interface KernelOptions {
+  readonly log?: Logger
+  readonly settings?: Partial<ProgramSettings>
+}
+
+/** A plugin to run under an id. */
+export interface Mount {
+  readonly id: string
+  readonly plugin: Plugin
+  /** Checked against the plugin's schema; its defaults are filled in on a copy. */
+  readonly config?: unknown
+}
+
+/** Runs plugins: who provides what to whom, and what happens when one comes, changes or goes. */
+export class Kernel {
+  readonly log: Logger
+  settings: ProgramSettings
+  readonly services = new ServiceTable()
+  readonly resources = new Resources()
+  readonly events: Bus
+  readonly #collections = new Map<string, Collection>()
+  readonly #fibers = new Map<number, Fiber>()
+  readonly #byEntry = new Map<string, Fiber>()
+  readonly #checks = new WeakMap<object, Check>()
+  #lastId = 0
+  #transitions = 0
+  #onSettled: (() => void)[] = []
+  #stopping: Promise<void> | undefined
+  #drainTimeMs: number | undefined
+
+  constructor(options: KernelOptions = {}) {
+    this.log = options.log ?? silentLogger
+    this.settings = { ...defaultSettings, ...options.settings }
+    this.events = new Bus({
+      onError: (event, error, owner) =>
+        this.log.error(`a listener of '${event}' failed`, { entry: owner?.fiber.entry, error })
+    })
+  }
+
+  /**
+   * Starts a plugin. Resolves once it rests: active, or waiting for a service it needs.
+   * @throws CodedError `KERNEL_DUPLICATE_ENTRY`, `PLUGIN_CONFIG_INVALID`, or what its `apply` threw; it stays `Failed`
+   */
+  async begin(mount: Mount): Promise<void> {
+    const target = this.toTarget(mount.plugin, mount.config, mount.id)
+    await this.#mount(mount.id, target)
+  }
+
+  /** Swaps the entry to another config. @throws what the next generation failed with; the old one serves on then */
+  async update(id: string, config: unknown): Promise<void> {
+    const fiber = this.#live(id)
+    await fiber.update(this.toTarget(fiber.target?.plugin as Plugin, config, id))
+  }
+
+  /** Swaps the entry to another plugin, or to new code of the same. */
+  async replace(id: string, plugin: Plugin, config: unknown): Promise<void> {
+    await this.#live(id).update(this.toTarget(plugin, config, id))
+  }
+
+  /** Out of sight when this returns; the promise resolves when everything it made has been undone. */
+  retire(id: string): Promise<void> {
+    return this.#byEntry.get(id)?.retire() ?? Promise.resolve()
+  }
+
+  has(id: string): boolean {
+    return this.#byEntry.has(id)
+  }
+
+  /** The late-bound handle of a service; `undefined` while nobody provides it. */
+  service<K extends ServiceName>(name: K): Services[K] | undefined {
+    return this.services.slot(name).open ? (this.services.handle(name) as Services[K]) : undefined
+  }
+
+  /** A service of the kernel itself: there from the start, to the end. */
+  provide<K extends ServiceName>(name: K, service: Services[K]): void {
+    const plugin = definePlugin({ name: 'kernel', provides: [name], apply: () => {} })
+    const owner = new Fiber(this, 0, 'kernel', { plugin, config: {} })
+    const generation = new Generation(owner, { plugin, config: {} })
+    generation.phase = 'live'
+    generation.provide(name, service as object)
+  }
+
+  fibers(): readonly FiberStatus[] {
+    return [...this.#fibers.values()].map((fiber) => this.#status(fiber))
+  }
+
+  /** The checked config with its defaults, beside the plugin it is for. @throws CodedError `PLUGIN_CONFIG_INVALID` */
+  toTarget(plugin: Plugin, config: unknown, entry: string): Target {
+    const copy: unknown = structuredClone(config ?? {})
+    const issues = this.#checkOf(plugin)(copy)
+    if (issues.length > 0) {
+      throw new CodedError('PLUGIN_CONFIG_INVALID', `invalid config: ${renderIssues(issues)}`, {
+        detail: { entry, plugin: plugin.name, issues }
+      })
+    }
+    return { plugin, config: copy }
+  }
+
+  /** Resolves when no fiber is on its way to another state; old generations may still be draining. */
+  settled(): Promise<void> {
+    if (this.#transitions === 0) return Promise.resolve()
+    return new Promise((resolve) => {
+      this.#onSettled.push(resolve)
+    })
+  }
+
+  /**
+   * Retires everything, those that need others first. Leases get the first part of `timeoutMs` to end by themselves,
+   * then their signal fires with `SHUTTING_DOWN`. Harmless when called again.
+   */
+  stop(timeoutMs = this.settings.shutdown_timeout_ms): Promise<void> {
+    this.#stopping ??= this.#stop(timeoutMs)
+    return this.#stopping
+  }
+
+  get stopping(): boolean {
+    return this.#stopping !== undefined
+  }
+
+  async #stop(timeoutMs: number): Promise<void> {
+    // Half of the time is for leases; grace and undos have the rest.
+    this.#drainTimeMs = timeoutMs / 2
+    this.events.emit('kernel/stopping')
+    const fibers = [...this.#fibers.values()]
+    const deadline = setTimeout(() => {
+      const reason = new CodedError('SHUTTING_DOWN', 'the server is shutting down')
+      for (const fiber of fibers) for (const generation of fiber.draining) generation.abort(reason)
+    }, this.#drainTimeMs)
+    await Promise.all(fibers.map((fiber) => fiber.retire()))
+    clearTimeout(deadline)
+  }
+
+  // What fibers and generations ask of the kernel.
+
+  get drainTimeMs(): number {
+    // While stopping, the deadline above ends what is left; the generation's own limit is only the net below it.
+    return this.#drainTimeMs === undefined ? this.settings.drain_timeout_ms : this.#drainTimeMs * 2
+  }
+
+  collection(name: string): Collection {
+    let collection = this.#collections.get(name)
+    if (collection === undefined) {
+      collection = new Collection(name)
+      this.#collections.set(name, collection)
+    }
+    return collection
+  }
+
+  /** A service came or went: whoever uses it looks again. */
+  wake(slot: Slot): void {
+    for (const fiber of slot.consumers) fiber.kick()
+  }
+
+  /**
+   * Takes a generation out of sight with all that need what it provides, and those that need them, in one synchronous
+   * step; each then ends after its dependents have.
+   */
+  withdraw(first: Generation): void {
+    const queue = [first]
+    for (let generation = queue.pop(); generation !== undefined; generation = queue.pop()) {
+      if (generation.phase !== 'live') continue
+      generation.withdraw()
+      for (const slot of generation.providedSlots) {
+        if (slot.provider !== generation) continue
+        for (const fiber of slot.consumers) {
+          const { current } = fiber
+          if (current === undefined || current === generation) continue
+          generation.dependents.add(current)
+          const needed = (current.target.plugin.inject as readonly string[]).includes(slot.name)
+          if (needed) queue.push(current)
+        }
+        this.wake(slot)
+      }
+    }
+  }
+
+  enterTransition(): void {
+    this.#transitions += 1
+  }
+
+  leaveTransition(): void {
+    this.#transitions -= 1
+    if (this.#transitions > 0) return
+    const waiters = this.#onSettled
+    this.#onSettled = []
+    for (const resolve of waiters) resolve()
+  }
+
+  forget(fiber: Fiber): void {
+    this.#fibers.delete(fiber.id)
+    if (this.#byEntry.get(fiber.entry) === fiber) this.#byEntry.delete(fiber.entry)
+  }
+
+  async #mount(id: string, target: Target): Promise<void> {
+    if (this.stopping) throw new CodedError('KERNEL_STOPPING', `the kernel is stopping; entry '${id}' was not started`)
+    const present = this.#byEntry.get(id)
+    if (present?.target !== undefined) {
+      throw new CodedError('KERNEL_DUPLICATE_ENTRY', `entry '${id}' is running already`)
+    }
+    if (present !== undefined && target.plugin.exclusive) await present.retire()
+    this.#lastId += 1
+    const fiber = new Fiber(this, this.#lastId, id, target)
+    this.#fibers.set(fiber.id, fiber)
+    this.#byEntry.set(id, fiber)
+    await fiber.begin()
+  }
+
+  #checkOf(plugin: Plugin): Check {
+    if (plugin.config === undefined) return isEmpty
+    let check = this.#checks.get(plugin.config)
+    if (check === undefined) {
+      check = compileSchema(plugin.config, 'config')
+      this.#checks.set(plugin.config, check)
+    }
+    return check
+  }
+
+  #live(id: string): Fiber {
+    const fiber = this.#byEntry.get(id)
+    if (fiber === undefined) throw new CodedError('KERNEL_NO_ENTRY', `no entry '${id}' is running`)
+    return fiber
+  }
+
+  #status(fiber: Fiber): FiberStatus {
+    const plugin = fiber.target?.plugin ?? fiber.current?.target.plugin
+    const { current } = fiber
+    return {
+      fiberId: fiber.id,
+      entry: fiber.entry,
+      plugin: plugin?.name ?? '',
+      state: fiber.state,
+      error: this.#note(fiber),
+      disposed: fiber.disposed,
+      generation: fiber.generation,
+      pendingUndoCount: current?.pendingUndoCount ?? 0,
+      pendingUndoLabels: current?.pendingUndoLabels ?? [],
+      waitingFor: fiber.waitingFor,
+      provides: plugin?.provides ?? [],
+      draining: fiber.draining.size
+    }
+  }
+
+  #note(fiber: Fiber): string | null {
+    if (fiber.error !== undefined) return messageOf(fiber.error)
+    if (fiber.state !== 'Inactive' || fiber.disposed) return null
+    const waiting = fiber.waitingFor.map((name) => {
+      const owner = [...this.#fibers.values()].find((other) =>
+        (other.target?.plugin.provides as readonly string[] | undefined)?.includes(name)
+      )
+      return owner === undefined
+        ? `service '${name}', which no plugin in the program provides`
+        : `service '${name}' of entry '${owner.entry}', which is ${owner.state}`
+    })
+    return waiting.length === 0 ? null : `missing or inactive dependency: needs ${waiting.join(' and ')}`
+  }
+}
+
+/** The check of a plugin without a schema: it takes no config. */
+const isEmpty: Check = (config) =>
+  Object.keys(config as object).map((key) => ({ path: [key], message: `unknown key ${key}` }))

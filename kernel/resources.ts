@@ -1,0 +1,58 @@
+import type { Awaitable } from './plugin.ts'
+
+interface Held {
+  readonly opening: Promise<unknown>
+  users: number
+  closing: Promise<void> | undefined
+}
+
+/** What exists once for an entry however many of its generations are there: ports, databases, caches worth keeping. */
+export class Resources {
+  readonly #held = new Map<string, Held>()
+
+  get size(): number {
+    return this.#held.size
+  }
+
+  /**
+   * Shares the resource that the entry holds under `key` with an equal `identity`, or opens it. One that is being
+   * closed is waited for, so that a port is free again before it is asked for.
+   */
+  async take<T>(
+    entry: string,
+    key: string,
+    identity: unknown,
+    open: () => Awaitable<T>,
+    close: (resource: T) => Awaitable<void>
+  ): Promise<{ readonly value: T; release(): Promise<void> }> {
+    const name = JSON.stringify([entry, key, identity])
+    let held = this.#held.get(name)
+    while (held?.closing !== undefined) {
+      await held.closing
+      held = this.#held.get(name)
+    }
+    if (held === undefined) {
+      held = { opening: Promise.resolve().then(open), users: 0, closing: undefined }
+      this.#held.set(name, held)
+    }
+    const mine = held
+    mine.users += 1
+    try {
+      const value = (await mine.opening) as T
+      return { value, release: () => this.#release(name, mine, value, close) }
+    } catch (error) {
+      mine.users -= 1
+      if (this.#held.get(name) === mine) this.#held.delete(name)
+      throw error
+    }
+  }
+
+  async #release<T>(name: string, held: Held, value: T, close: (resource: T) => Awaitable<void>): Promise<void> {
+    held.users -= 1
+    if (held.users > 0) return
+    held.closing = Promise.resolve()
+      .then(() => close(value))
+      .finally(() => this.#held.delete(name))
+    await held.closing
+  }
+}
