@@ -213,7 +213,7 @@ function open(port: number, onData: (chunk: Buffer) => void): Promise<Socket> {
 function replySize(bytes: Buffer): number | undefined {
   const headEnd = bytes.indexOf('\r\n\r\n')
   if (headEnd < 0) return undefined
-  const head = bytes.latin1Slice(0, headEnd)
+  const head = bytes.toString('latin1', 0, headEnd)
   const length = /\r\ncontent-length: *(\d+)/i.exec(head)
   if (length) {
     const size = headEnd + 4 + Number(length[1])
@@ -223,7 +223,7 @@ function replySize(bytes: Buffer): number | undefined {
     for (let at = headEnd + 4; ; ) {
       const lineEnd = bytes.indexOf('\r\n', at)
       if (lineEnd < 0) return undefined
-      const chunk = Number.parseInt(bytes.latin1Slice(at, lineEnd), 16)
+      const chunk = Number.parseInt(bytes.toString('latin1', at, lineEnd), 16)
       at = lineEnd + 2 + chunk + 2
       if (at > bytes.length) return undefined
       if (chunk === 0) return at
@@ -234,7 +234,7 @@ function replySize(bytes: Buffer): number | undefined {
 
 function toReply(bytes: Buffer): HttpReply {
   const headEnd = bytes.indexOf('\r\n\r\n')
-  const [status, ...lines] = bytes.latin1Slice(0, headEnd).split('\r\n')
+  const [status, ...lines] = bytes.toString('latin1', 0, headEnd).split('\r\n')
   const headers: Record<string, string> = {}
   for (const line of lines) {
     const colon = line.indexOf(':')
@@ -249,7 +249,7 @@ function joinChunks(bytes: Buffer): Buffer {
   const parts: Buffer[] = []
   for (let at = 0; ; ) {
     const lineEnd = bytes.indexOf('\r\n', at)
-    const size = Number.parseInt(bytes.latin1Slice(at, lineEnd), 16)
+    const size = Number.parseInt(bytes.toString('latin1', at, lineEnd), 16)
     if (size === 0) return Buffer.concat(parts)
     parts.push(bytes.subarray(lineEnd + 2, lineEnd + 2 + size))
     at = lineEnd + 2 + size + 2
