@@ -1,0 +1,32 @@
+import type { TaskResult } from './types.ts'
+
+/** What a pool sends to one of its threads. */
+export interface Assignment {
+  /** URL of the task's module. */
+  readonly module: string
+  readonly input: unknown
+}
+
+/**
+ * Runs in the threads: loads the task's module (once a thread) and calls it. Never throws, since what is thrown across
+ * threads loses its code, and what cannot be copied takes the whole thread down.
+ */
+export default async function runTask({ module, input }: Assignment): Promise<TaskResult<unknown>> {
+  let result: TaskResult<unknown>
+  try {
+    const { default: task } = (await import(module)) as { default: (input: unknown) => Promise<TaskResult<unknown>> }
+    result = await task(input)
+  } catch (error) {
+    return failure('WORKERS_FAILED', error)
+  }
+  try {
+    structuredClone(result)
+  } catch (error) {
+    return failure('WORKERS_UNCLONABLE', error)
+  }
+  return result
+}
+
+function failure(code: string, error: unknown): TaskResult<never> {
+  return { ok: false, code, message: error instanceof Error ? error.message : typeof error }
+}
