@@ -1,0 +1,89 @@
+import { randomBytes, randomUUID } from 'node:crypto'
+import { CodedError, type Context, definePlugin, schemaOf } from '../../kernel/index.ts'
+import type {} from '../http/types.ts'
+import type {} from '../store/types.ts'
+import type {} from '../workers/types.ts'
+import { guards } from './guards.ts'
+import { routes } from './routes.ts'
+import { createAuth, type Options } from './service.ts'
+import { createTokens } from './tokens.ts'
+
+interface Config extends Options {
+  readonly jwt_secret: string
+  readonly admin_secret: string
+}
+
+const config = schemaOf<Config>({
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    jwt_secret: {
+      type: 'string',
+      default: '',
+      description: 'Signs tokens, at least 32 characters; when blank, one is made and kept in the data folder'
+    },
+    admin_secret: {
+      type: 'string',
+      default: '',
+      description: 'Opens the admin routes; when blank, one is made and kept in the data folder'
+    },
+    access_ttl_seconds: { type: 'integer', minimum: 1, maximum: 86_400, default: 900 },
+    refresh_ttl_seconds: { type: 'integer', minimum: 1, maximum: 31_536_000, default: 604_800 },
+    on_reuse: {
+      enum: ['refuse', 'revoke_family'],
+      default: 'refuse',
+      description: 'A refresh token that comes again is refused; revoke_family ends the session that grew out of it too'
+    }
+  }
+})
+
+const minSecretLength = 32
+const prunePeriodMs = 3_600_000
+
+export default definePlugin({
+  name: 'auth',
+  inject: ['store', 'workers'],
+  provides: ['auth'],
+  config,
+  async apply(ctx, config) {
+    const { store, workers } = ctx.services
+    const length = Array.from(config.jwt_secret).length
+    if (config.jwt_secret.trim() !== '' && length < minSecretLength) {
+      throw new CodedError(
+        'AUTH_SECRET_TOO_SHORT',
+        `jwt_secret (JWT_SECRET) has ${length} characters and needs at least ${minSecretLength}; ` +
+          'leave it out, and a strong one is made and kept in the data folder'
+      )
+    }
+    const jwtSecret = await secretOf(ctx, config.jwt_secret, 'JWT_SECRET')
+    const adminSecret = await secretOf(ctx, config.admin_secret, 'ADMIN_API_KEY')
+    const tokens = await createTokens(jwtSecret, Date.now)
+    const auth = createAuth(store, workers, tokens, config, { now: Date.now, randomUUID })
+
+    ctx.provide('auth', { verifyAccess: (token) => auth.verifyAccess(token) })
+    ctx.contribute('http.guards', ...guards(auth, adminSecret))
+    ctx.contribute('http.routes', ...routes(auth))
+    ctx.contribute(
+      'workers.tasks',
+      {
+        name: 'auth/hash-password',
+        pool: 'hash',
+        module: new URL('./tasks/hash-password.js', import.meta.url).href
+      },
+      {
+        name: 'auth/verify-password',
+        pool: 'hash',
+        module: new URL('./tasks/verify-password.js', import.meta.url).href
+      }
+    )
+    ctx.setInterval(() => auth.prune(), prunePeriodMs)
+  }
+})
+
+/** The configured secret, or the one in the data folder, made on the first start. */
+async function secretOf(ctx: Context<readonly ['store']>, configured: string, name: string): Promise<string> {
+  if (configured.trim() !== '') return configured
+  const { value, path, created } = await ctx.services.store.secret(name, () => randomBytes(32).toString('base64url'))
+  if (created) ctx.log.info(`made a secret in place of ${name}`, { path })
+  return value
+}
