@@ -1,8 +1,21 @@
-import { parse, type TomlDate, TomlError } from 'smol-toml'
-import { type AST, ParseError, parseTOML } from 'toml-eslint-parser'
+import { type TomlDate, TomlError } from 'smol-toml'
 import { CodedError } from './errors.ts'
 import { didYouMean } from './nearest.ts'
 import type { Issue, JsonSchema } from './schema.ts'
+import {
+  type Inline,
+  isArray,
+  isTable,
+  maxDepth,
+  type Path,
+  parseToml,
+  pathKey,
+  type Position,
+  positionOf,
+  scan,
+  type Section,
+  type Value
+} from './toml.ts'
 
 /**
  * A value of the program file. Integers that a number cannot hold exactly are bigints; dates are `TomlDate`s, which
@@ -43,12 +56,6 @@ export interface Program {
   readonly entries: readonly Entry[]
 }
 
-/** 1-based; columns count UTF-16 units, as editors do. */
-export interface Position {
-  readonly line: number
-  readonly column: number
-}
-
 /** One thing that is wrong with a program. Line and column are 0 where there is no text. */
 export interface ProgramFault extends Position {
   /** Holds a suggestion where there is one; never a value of the file. */
@@ -80,9 +87,6 @@ const entryKeys: Readonly<Record<string, Kind>> = {
 }
 const programKeys = ['kernel', 'entry']
 
-/** What the language of the file is: TOML as smol-toml reads it, no integer bent. */
-const tomlOptions = { integersAsBigInt: 'asNeeded', maxDepth: 64 } as const
-const maxDepth = 64
 const maxBytes = 16 * 1024 * 1024
 const maxFaults = 20
 const maxIdLength = 256
@@ -97,34 +101,44 @@ const maxTimeoutMs = 2_147_483_647
  */
 export function parseProgram(source: string | Uint8Array, file: string): ParsedProgram {
   const text = typeof source === 'string' ? source : decode(source, file)
-  let places: Places | undefined
-  const placeOf = (path: readonly (string | number)[]) => {
+  let places: ReadonlyMap<string, number> | undefined
+  const placeOf = (path: Path): Position => {
     places ??= findPlaces(text)
-    return nearestPlace(places, path)
+    for (let length = path.length; length > 0; length--) {
+      const offset = places.get(pathKey(path.slice(0, length)))
+      if (offset !== undefined) return positionOf(text, offset)
+    }
+    return { line: 1, column: 1 }
   }
+  const { faults, program } = check(readTree(text, file), placeOf)
+  if (faults.length > 0) throw invalid(file, faults)
+  return {
+    program,
+    text,
+    file,
+    locate: (entryId, path) => {
+      const index = program.entries.findIndex((entry) => entry.id === entryId)
+      return placeOf(path.length > 0 ? ['entry', index, 'config', ...path] : ['entry', index])
+    }
+  }
+}
+
+/** @throws CodedError `PROGRAM_INVALID` naming the key, without the piece of the file the parser quotes */
+function readTree(text: string, file: string): Record<string, unknown> {
   try {
-    const tree = parseTree(text)
-    const { faults, program } = check(tree, placeOf)
-    if (faults.length > 0) throw invalid(file, faults)
-    return {
-      program,
-      text,
-      file,
-      locate: (entryId, path) => {
-        const index = program.entries.findIndex((entry) => entry.id === entryId)
-        return placeOf(path.length > 0 ? ['entry', index, 'config', ...path] : ['entry', index])
-      }
-    }
+    return parseToml(text)
   } catch (error) {
-    if (error instanceof TomlError) throw invalid(file, [syntaxFault(text, error.message, error)], error)
-    if (error instanceof ParseError) {
-      throw invalid(
-        file,
-        [syntaxFault(text, error.message, { line: error.lineNumber, column: error.column + 1 })],
-        error
-      )
-    }
-    throw error
+    if (!(error instanceof TomlError)) throw error
+    const { line, column } = error
+    const content = text.split('\n')[line - 1] ?? ''
+    const key = /^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=/.exec(content)?.[1]
+    const what = (error.message.split('\n')[0] ?? '').replace(/^Invalid TOML document: /, '')
+    const message = `${what}${key === undefined ? '' : ` (key ${key})`}`
+    throw invalid(
+      file,
+      [{ line, column: line === 1 && text.startsWith('\uFEFF') ? column - 1 : column, message }],
+      error
+    )
   }
 }
 
@@ -142,22 +156,6 @@ export function programOf(data: {
   )
   if (faults.length > 0) throw invalid('program', faults)
   return program
-}
-
-/**
- * Parses a TOML text as the program file is read.
- * @throws TomlError, or ParseError for a date that no calendar has
- */
-export function parseTree(text: string): Record<string, unknown> {
-  const tree = parse(withoutMark(text), tomlOptions)
-  // smol-toml turns 30 February into 2 March. Text inside strings may look the same, so the other parser decides.
-  for (const [date, day] of text.matchAll(/\d{4}-\d\d-(29|3\d)/g)) {
-    if (new Date(date).getUTCDate() !== Number(day)) {
-      parseTOML(withoutMark(text))
-      break
-    }
-  }
-  return tree
 }
 
 /**
@@ -231,7 +229,7 @@ export function resolveConfig(
     if (typeof value === 'bigint') return String(value)
     if (value === null || typeof value !== 'object') return value
     if (value instanceof Date) return value.toISOString()
-    if (Array.isArray(value)) return value.map((item, index) => resolve(item, [...path, String(index)]))
+    if (isArray(value)) return value.map((item, index) => resolve(item, [...path, String(index)]))
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, resolve(item, [...path, key])]))
   }
   const resolved = resolve(config, []) as JsonObject
@@ -301,7 +299,6 @@ function propertyNames(schema: JsonSchema): readonly string[] {
   return isTable(schema['properties']) ? Object.keys(schema['properties']) : []
 }
 
-type Path = readonly (string | number)[]
 const nowhere: Position = { line: 0, column: 0 }
 
 /** Checks a tree of values; `placeOf` is absent where there is no text. */
@@ -400,10 +397,6 @@ function findBad(value: unknown, path: Path): { readonly path: Path; readonly me
   return undefined
 }
 
-function isTable(value: unknown): value is Record<string, unknown> {
-  return value !== null && typeof value === 'object' && !Array.isArray(value) && !(value instanceof Date)
-}
-
 function kindOf(value: unknown): string {
   if (isTable(value)) return 'table'
   if (Array.isArray(value)) return 'array'
@@ -423,26 +416,6 @@ function printable(id: string): string {
 function invalid(file: string, faults: readonly ProgramFault[], cause?: unknown): CodedError {
   const lines = faults.map(({ line, column, message }) => `${file}:${line > 0 ? `${line}:${column}:` : ''} ${message}`)
   return new CodedError('PROGRAM_INVALID', lines.join('\n'), { cause, detail: { file, faults } })
-}
-
-/** A parser's complaint without the piece of the file it quotes, and with the key of its line. */
-function syntaxFault(text: string, message: string, { line, column }: Position): ProgramFault {
-  const what = (message.split('\n')[0] ?? '').replace(/^Invalid TOML document: /, '')
-  const content = withoutMark(text).split(/\r?\n/)[line - 1] ?? ''
-  const key = /^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=/.exec(content)?.[1]
-  if (what === 'Unexpected invalid date') {
-    const start = content.slice(0, column).search(/\d{4}-\d\d-\d\d[^,\]}]*$/)
-    return {
-      line,
-      column: start < 0 ? column : start + 1,
-      message: `no calendar has this date${key ? ` (key ${key})` : ''}`
-    }
-  }
-  return { line, column, message: `${what}${key ? ` (key ${key})` : ''}` }
-}
-
-function withoutMark(text: string): string {
-  return text.startsWith('\uFEFF') ? text.slice(1) : text
 }
 
 /** @throws CodedError `PROGRAM_INVALID` when the bytes are no UTF-8 */
@@ -472,55 +445,29 @@ function decode(bytes: Uint8Array, file: string): string {
     if (read(bytes.subarray(0, middle), true) === undefined) broken = middle
     else valid = middle
   }
-  const lines = withoutMark(read(bytes.subarray(0, valid), true) ?? '').split('\n')
-  throw refuse('the file is not valid UTF-8 here', { line: lines.length, column: (lines.at(-1) ?? '').length + 1 })
+  const start = read(bytes.subarray(0, valid), true) ?? ''
+  throw refuse('the file is not valid UTF-8 here', positionOf(start, start.length))
 }
 
-/** Positions of keys, by {@link placeKey}. */
-type Places = ReadonlyMap<string, Position>
-
-function placeKey(path: Path): string {
-  return JSON.stringify(path.map(String))
-}
-
-function nearestPlace(places: Places, path: Path): Position {
-  for (let length = path.length; length > 0; length--) {
-    const place = places.get(placeKey(path.slice(0, length)))
-    if (place !== undefined) return place
+/** Offsets of keys and elements, by {@link pathKey}. */
+function findPlaces(text: string): ReadonlyMap<string, number> {
+  const places = new Map<string, number>()
+  const note = (path: Path, offset: number) => {
+    const key = pathKey(path)
+    if (!places.has(key)) places.set(key, offset)
   }
-  return { line: 1, column: 1 }
-}
-
-/** @throws ParseError where the two parsers disagree */
-function findPlaces(text: string): Places {
-  const places = new Map<string, Position>()
-  const note = (path: Path, { loc: { start } }: AST.TOMLNode) => {
-    const key = placeKey(path)
-    if (!places.has(key)) places.set(key, { line: start.line, column: start.column + 1 })
-  }
-  const visitPair = (pair: AST.TOMLKeyValue, base: Path) => {
-    let path = base
-    for (const part of pair.key.keys) {
-      path = [...path, part.type === 'TOMLBare' ? part.name : part.value]
-      note(path, pair)
-    }
-    visitValue(pair.value, path)
-  }
-  const visitValue = (value: AST.TOMLContentNode, path: Path) => {
-    if (value.type === 'TOMLInlineTable') for (const pair of value.body) visitPair(pair, path)
-    if (value.type === 'TOMLArray') {
-      for (const [index, element] of value.elements.entries()) {
-        note([...path, index], element)
-        visitValue(element, [...path, index])
-      }
+  const visit = (container: Section | Inline, base: Path) => {
+    for (const [index, item] of container.items.entries()) {
+      let path = base
+      const names = 'keys' in item ? item.keys.map(({ name }) => name) : [index]
+      for (const name of names) note((path = [...path, name]), item.start)
+      const value: Value = 'keys' in item ? item.value : item
+      if (value.kind !== 'scalar') visit(value, path)
     }
   }
-  for (const node of parseTOML(withoutMark(text)).body[0].body) {
-    if (node.type === 'TOMLKeyValue') visitPair(node, [])
-    else {
-      for (let length = 1; length <= node.resolvedKey.length; length++) note(node.resolvedKey.slice(0, length), node)
-      for (const pair of node.body) visitPair(pair, node.resolvedKey)
-    }
+  for (const section of scan(text)) {
+    for (let length = 1; length <= section.path.length; length++) note(section.path.slice(0, length), section.start)
+    visit(section, section.path)
   }
   return places
 }
