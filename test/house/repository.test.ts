@@ -59,4 +59,6 @@ t.test('a word of a machine is found where it stands', (t) => {
   t.end()
 })
 
-const isLocal = (line: string) => local.some((word) => word.test(line))
+function isLocal(line: string): boolean {
+  return local.some((word) => word.test(line))
+}
