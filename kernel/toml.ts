@@ -117,7 +117,7 @@ export function scan(text: string): readonly Section[] {
       if (text[at] === '"' || text[at] === "'") skipString()
       else skipBare()
       const raw = text.slice(start, at)
-      const name = /^["']/.test(raw) ? String(parse(`k = ${raw}`)['k']) : raw
+      const name = /^["']/.test(raw) ? (parse(`k = ${raw}`)['k'] as string) : raw
       keys.push({ start, end: at, name })
       skipSpace()
     } while (text[at] === '.')
