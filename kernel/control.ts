@@ -1,6 +1,5 @@
 import type { FiberState } from './plugin.ts'
 import type { Entry, JsonObject } from './program.ts'
-import type { Issue } from './schema.ts'
 
 /** One tracked fiber, as an operator sees it. */
 export interface FiberStatus {
@@ -50,10 +49,13 @@ export interface EntryPatch {
  * Reads and changes the running program: one change at a time, each checked whole, applied with rollback, and then
  * written to the program file.
  *
- * Codes of its errors: `PROGRAM_NO_ENTRY`, `PROGRAM_INVALID` (detail `issues`; the file or the wanted entry is not
- * valid), `PROGRAM_PREFLIGHT_FAILED` (detail `issues`: Issue[]; a config its plugin refuses), `PROGRAM_APPLY_FAILED`
- * (a step failed; what ran before runs on), `PROGRAM_NOT_SAVED` (the file could not be written; the change was rolled
- * back).
+ * Codes of its errors:
+ * - `PROGRAM_NO_ENTRY`
+ * - `PROGRAM_INVALID`: the file cannot be read or is not valid; detail `faults`
+ * - `PROGRAM_PREFLIGHT_FAILED`: a plugin refuses its config, or its next generation could not be built; nothing has
+ *   changed. Detail `{ id, action, issues? }`; the path of an issue begins with the plugin's label
+ * - `PROGRAM_APPLY_FAILED`: a later step failed, those before it were rolled back. Detail `{ id, action }`
+ * - `PROGRAM_NOT_SAVED`: the file could not be written; the change was rolled back
  */
 export interface KernelControl {
   fibers(): readonly FiberStatus[]
@@ -74,12 +76,9 @@ export interface KernelControl {
   toggleEntry(id: string): Promise<{ readonly applied: readonly AppliedStep[]; readonly disabled: boolean }>
   /** Takes the program file as it is on disk now. */
   reload(): Promise<{ readonly applied: readonly AppliedStep[] }>
-  /** Settings of the kernel itself, such as `shutdown_timeout_ms`. */
-  readonly settings: Readonly<Record<string, unknown>>
+  /** Whether everything that can start has started. */
+  isReady(): boolean
 }
-
-/** The `issues` a `PROGRAM_PREFLIGHT_FAILED` carries. */
-export type { Issue }
 
 declare module './plugin.ts' {
   interface Services {

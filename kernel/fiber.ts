@@ -12,7 +12,7 @@ const maxDraining = 8
  * target, so wishes that arrive meanwhile are never lost and those in between are skipped.
  */
 export class Fiber {
-  readonly id: number
+  id: number
   readonly entry: string
   readonly kernel: Kernel
   state: FiberState = 'Inactive'

@@ -1,6 +1,7 @@
 import { Collection } from './collections.ts'
 import type { FiberStatus } from './control.ts'
 import { CodedError, messageOf } from './errors.ts'
+import { findCycles } from './cycles.ts'
 import { Bus } from './events.ts'
 import { Fiber } from './fiber.ts'
 import { Generation, type Target } from './generation.ts'
@@ -65,9 +66,14 @@ export class Kernel {
     await fiber.update(this.toTarget(fiber.target?.plugin as Plugin, config, id))
   }
 
-  /** Swaps the entry to another plugin, or to new code of the same. */
+  /** Swaps the entry to another plugin. Nobody finds a gap; the fiber counts as a new one and gets a new id. */
   async replace(id: string, plugin: Plugin, config: unknown): Promise<void> {
-    await this.#live(id).update(this.toTarget(plugin, config, id))
+    const fiber = this.#live(id)
+    await fiber.update(this.toTarget(plugin, config, id))
+    this.#fibers.delete(fiber.id)
+    this.#lastId += 1
+    fiber.id = this.#lastId
+    this.#fibers.set(fiber.id, fiber)
   }
 
   /** Out of sight when this returns; the promise resolves when everything it made has been undone. */
@@ -75,8 +81,26 @@ export class Kernel {
     return this.#byEntry.get(id)?.retire() ?? Promise.resolve()
   }
 
-  has(id: string): boolean {
-    return this.#byEntry.has(id)
+  fiber(id: string): Fiber | undefined {
+    return this.#byEntry.get(id)
+  }
+
+  /**
+   * Closed paths of entries that wait for each other, such as `['a', 'b', 'a']`; each ring once, beginning with its
+   * first id.
+   */
+  cycles(): readonly (readonly string[])[] {
+    const waiting = [...this.#fibers.values()].filter((fiber) => fiber.waitingFor.length > 0)
+    const providers = new Map<string, string>()
+    for (const fiber of waiting)
+      for (const name of fiber.target?.plugin.provides ?? []) providers.set(name, fiber.entry)
+    const edges = new Map(
+      waiting.map((fiber) => {
+        const needs = fiber.waitingFor.flatMap((name) => providers.get(name) ?? [])
+        return [fiber.entry, needs.filter((entry) => entry !== fiber.entry)] as const
+      })
+    )
+    return findCycles(edges)
   }
 
   /** The late-bound handle of a service; `undefined` while nobody provides it. */
@@ -103,7 +127,7 @@ export class Kernel {
     const issues = this.#checkOf(plugin)(copy)
     if (issues.length > 0) {
       throw new CodedError('PLUGIN_CONFIG_INVALID', `invalid config: ${renderIssues(issues)}`, {
-        detail: { entry, plugin: plugin.name, issues }
+        detail: { entry, plugin: plugin.name, issues, schema: plugin.config }
       })
     }
     return { plugin, config: copy }

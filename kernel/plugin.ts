@@ -2,11 +2,12 @@ import type { Logger } from './log.ts'
 import type { Schema } from './schema.ts'
 
 /** Services by name. A plugin that provides one adds its type here: `declare module '…/kernel/index.ts'`. */
-// biome-ignore lint/suspicious/noEmptyInterface: filled by the plugins
 export interface Services {}
 
 /** Events by name: the tuple of arguments a listener gets. */
 export interface Events {
+  /** Everything that can start has started. */
+  'kernel/started': []
   /** The kernel is about to stop: nothing new should be let in. */
   'kernel/stopping': []
   /** A fiber came to rest in another state, or began to leave one. */
@@ -14,8 +15,10 @@ export interface Events {
 }
 
 /** What plugins hand to a collecting plugin, by the name of the collection: the type of one item. */
-// biome-ignore lint/suspicious/noEmptyInterface: filled by the plugins
-export interface Contributions {}
+export interface Contributions {
+  /** Lines an operator wants to see when the server has started, such as where it listens. */
+  notices: { readonly label: string; readonly text: string }
+}
 
 export type ServiceName = keyof Services
 export type EventName = keyof Events
@@ -142,6 +145,7 @@ export interface Plugin {
   readonly provides: readonly ServiceName[]
   readonly config: Schema<unknown> | undefined
   readonly exclusive: boolean
+  readonly essential: boolean
   // The kernel calls it with the context its manifest promises and a config its schema has checked.
   readonly apply: (ctx: Context<never, never, never>, config: never) => Awaitable<void>
 }
@@ -163,10 +167,12 @@ export interface Manifest<
   readonly config?: Schema<C>
   /** Two generations cannot overlap: the old one is undone before the next is built. */
   readonly exclusive?: boolean
+  /** A program is not worth running without it: when it cannot start together with the kernel, the kernel stops. */
+  readonly essential?: boolean
   apply(ctx: Context<I, O, P>, config: C): Awaitable<void>
 }
 
-const keys = ['name', 'inject', 'optional', 'provides', 'config', 'exclusive', 'apply']
+const keys = ['name', 'inject', 'optional', 'provides', 'config', 'exclusive', 'essential', 'apply']
 
 /**
  * Declares a plugin.
@@ -186,6 +192,7 @@ export function definePlugin<
     provides: manifest.provides ?? [],
     config: manifest.config as Schema<unknown> | undefined,
     exclusive: manifest.exclusive ?? false,
+    essential: manifest.essential ?? false,
     apply: manifest.apply.bind(manifest) as Plugin['apply']
   }
   return Object.freeze(plugin)

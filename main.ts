@@ -1,0 +1,168 @@
+#!/usr/bin/env node
+import { readFileSync } from 'node:fs'
+import { dirname, relative, resolve } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
+import { createCodeLoader } from './kernel/code.ts'
+import { messageOf } from './kernel/errors.ts'
+import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
+import { createJsonLogger, type Logger, type LogLevel } from './kernel/log.ts'
+import { isGroup, planSteps } from './kernel/plan.ts'
+
+const help = `heartwood ${version()}: a self-hosted agent server that never has to stop
+
+usage: heartwood [command] [options]
+
+commands
+  serve      run the program (the default)
+  validate   check the program and say all that is wrong with it; exit code 1 when something is
+  plan       print the steps from nothing, or from another program, to this one
+
+options
+  --program FILE     the program file (default: ./program.toml)
+  --from FILE        with plan: the program that runs now
+  --data DIR         where the data is kept (wins over the file)
+  --host HOST        where to listen (wins over HOST in the environment and over the file)
+  --port PORT        likewise, with PORT
+  --log-level LEVEL  debug, info (the default), warn or error; lines of JSON on stderr
+  --help, --version
+`
+
+const options = {
+  program: { type: 'string', default: 'program.toml' },
+  from: { type: 'string' },
+  data: { type: 'string' },
+  host: { type: 'string' },
+  port: { type: 'string' },
+  'log-level': { type: 'string', default: 'info' },
+  help: { type: 'boolean', short: 'h', default: false },
+  version: { type: 'boolean', default: false }
+} as const
+
+type Flags = ReturnType<typeof parseCommand>['values']
+
+const levels: readonly string[] = ['debug', 'info', 'warn', 'error'] satisfies readonly LogLevel[]
+
+await main()
+
+async function main(): Promise<void> {
+  try {
+    const { values, positionals } = parseCommand()
+    if (values.help) return print(help)
+    if (values.version) return print(`${version()}\n`)
+    const [command = 'serve', ...rest] = positionals
+    if (rest.length > 0) throw new TypeError(`unexpected argument '${rest[0]}'; see heartwood --help`)
+    if (command === 'serve') return await serve(values)
+    if (command === 'validate') return await validate(values)
+    if (command === 'plan') return await plan(values)
+    throw new TypeError(`unknown command '${command}'; known: serve, validate, plan`)
+  } catch (error) {
+    process.stderr.write(`heartwood: ${messageOf(error)}\n`)
+    process.exitCode = 1
+  }
+}
+
+async function serve(flags: Flags): Promise<void> {
+  const log = createJsonLogger({ level: flags['log-level'] as LogLevel, write: (line) => process.stderr.write(line) })
+  // A plugin's stray error is that plugin's failure, not the end of everybody else's requests.
+  process.on('uncaughtException', (error) => log.error('an error was thrown outside of any request', { error }))
+  process.on('unhandledRejection', (error) => log.error('a rejection was not handled', { error }))
+  const host = await startKernel({ ...hostOptions(flags, flags.program), log })
+  stopOnSignals(host, log)
+  const notices = host.kernel.collection('notices').items.map((item) => item.item as { label: string; text: string })
+  const width = Math.max(...notices.map((notice) => notice.label.length))
+  for (const { label, text } of notices) print(`${label.padEnd(width)}  ${text}\n`)
+}
+
+/** The first signal drains and ends with 0; a second one ends at once, and so does a drain that takes too long. */
+function stopOnSignals(host: ProgramHost, log: Logger): void {
+  let stopping = false
+  const stop = (signal: NodeJS.Signals) => {
+    if (stopping) {
+      log.warn('ended by a second signal', { signal })
+      process.exit(1)
+    }
+    stopping = true
+    log.info('stopping', { signal })
+    const { shutdown_timeout_ms: timeoutMs } = host.program.settings
+    setTimeout(() => {
+      log.error('the stop took too long and was given up', { timeout_ms: timeoutMs })
+      process.exit(1)
+    }, timeoutMs).unref()
+    host.stop().then(
+      () => process.exit(0),
+      (error: unknown) => {
+        log.error('the stop failed', { error })
+        process.exit(1)
+      }
+    )
+  }
+  process.on('SIGTERM', stop)
+  process.on('SIGINT', stop)
+}
+
+async function validate(flags: Flags): Promise<void> {
+  const program = await checkProgram(hostOptions(flags, flags.program))
+  print(`${flags.program}: valid, ${program.entries.length} entries\n`)
+}
+
+async function plan(flags: Flags): Promise<void> {
+  const wanted = await checkProgram(hostOptions(flags, flags.program))
+  const current = flags.from === undefined ? undefined : await checkProgram(hostOptions(flags, flags.from))
+  const steps = planSteps(current?.entries ?? [], wanted.entries)
+  for (const step of steps)
+    print(`${step.action.padEnd(14)} ${step.id} (${'to' in step ? step.to.plugin : step.from.plugin})\n`)
+  const groups = wanted.entries.filter(isGroup).length
+  const off = wanted.entries.filter((entry) => entry.disabled).length
+  print(`${steps.length} steps; ${wanted.entries.length} entries, ${groups} of them groups, ${off} disabled\n`)
+}
+
+function hostOptions(flags: Flags, program: string): Omit<HostOptions, 'log'> {
+  const file = resolve(program)
+  const { env } = process
+  const host = flags.host ?? nonBlank(env['HOST'])
+  const port = toPort(flags.port ?? nonBlank(env['PORT']))
+  const secrets = { admin_secret: nonBlank(env['ADMIN_API_KEY']), jwt_secret: nonBlank(env['JWT_SECRET']) }
+  return {
+    program: relative(process.cwd(), file).startsWith('..') ? file : relative(process.cwd(), file),
+    loader: createCodeLoader({ builtins: fileURLToPath(new URL('plugins', import.meta.url)), base: dirname(file) }),
+    env,
+    overrides: {
+      http: given({ host, port }),
+      store: given({ path: flags.data }),
+      auth: given(secrets)
+    }
+  }
+}
+
+function parseCommand() {
+  const parsed = parseArgs({ options, allowPositionals: true })
+  const level = parsed.values['log-level']
+  if (!levels.includes(level)) throw new TypeError(`--log-level is one of ${levels.join(', ')}, found '${level}'`)
+  return parsed
+}
+
+function toPort(text: string | undefined): number | undefined {
+  if (text === undefined) return undefined
+  if (/^\d{1,5}$/.test(text) && Number(text) <= 65_535) return Number(text)
+  throw new TypeError(`a port is a number from 0 to 65535, found '${text}'`)
+}
+
+function nonBlank(text: string | undefined): string | undefined {
+  return text === undefined || text.trim() === '' ? undefined : text
+}
+
+/** Only the members that have a value. */
+function given(values: Record<string, unknown>): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined))
+}
+
+function version(): string {
+  // The package is one folder up when this runs compiled, from dist/.
+  const url = new URL(import.meta.url.includes('/dist') ? '../package.json' : './package.json', import.meta.url)
+  return (JSON.parse(readFileSync(url, 'utf8')) as { version: string }).version
+}
+
+function print(text: string): void {
+  process.stdout.write(text)
+}
