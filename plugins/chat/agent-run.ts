@@ -1,0 +1,260 @@
+import type {
+  JSONValue,
+  LanguageModelV3,
+  LanguageModelV3CallOptions,
+  LanguageModelV3FunctionTool,
+  LanguageModelV3Prompt,
+  LanguageModelV3ToolCall,
+  LanguageModelV3ToolResultPart,
+  LanguageModelV3Usage
+} from '@ai-sdk/provider'
+import { CodedError } from '../../kernel/index.ts'
+import type { Tools } from '../tools/types.ts'
+import type { Message } from './conversations.ts'
+import { untilAborted } from './signals.ts'
+import { TextPieces, toWellFormed } from './text.ts'
+import type { AgentDefinition } from './types.ts'
+
+export interface AgentRun {
+  readonly agent: AgentDefinition
+  readonly model: LanguageModelV3
+  readonly tools: Tools
+  /** Whose permissions the tools run with: `user:<id>`. */
+  readonly principal: string
+  readonly history: readonly Message[]
+  readonly message: string
+  /** Show the text while it is made; otherwise it is only in the result. */
+  readonly streaming: boolean
+  readonly signal: AbortSignal
+}
+
+/** A piece of the answer, in the form of the wire. */
+export interface Token {
+  readonly event: 'token'
+  readonly content: string
+}
+
+export interface Answer {
+  /** All that was said, the words before a tool call included: the tokens' contents, joined. */
+  readonly text: string
+  readonly inputTokens: number
+  readonly outputTokens: number
+}
+
+/** One answer of the model while it is read. */
+interface Step {
+  text: string
+  readonly calls: LanguageModelV3ToolCall[]
+  usage: LanguageModelV3Usage | undefined
+}
+
+/** UTF-16 units of one answer of a model: far above what models produce, and a bound for one that does not end. */
+const maxAnswerChars = 1_000_000
+
+const paragraph = '\n\n'
+
+const noFinalAnswer = 'Agent completed tool calls but could not generate a final response.'
+
+/**
+ * Asks the model, runs the tools it wants, and asks again, until it has answered or its rounds are used up; then it is
+ * asked once more, without tools. A tool that fails, is not allowed or not there answers with an error that the model
+ * reads.
+ * @returns the answer, and when streaming its pieces as they come
+ * @throws the reason of `signal` once it has fired, or what the model failed with
+ */
+export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
+  const prompt = toPrompt(run)
+  const offered = offerTools(run)
+  let text = ''
+  let inputTokens: number | undefined
+  let outputTokens: number | undefined
+  for (let round = 1; ; round += 1) {
+    run.signal.throwIfAborted()
+    const last = round > run.agent.maxToolIterations
+    const options: LanguageModelV3CallOptions = { prompt, abortSignal: run.signal }
+    if (offered.length > 0 && !last) options.tools = offered
+    const step: Step = { text: '', calls: [], usage: undefined }
+    const before = text === '' ? '' : paragraph
+    try {
+      if (run.streaming) yield* askStreaming(run, options, step, before)
+      else await ask(run, options, step)
+    } catch (error) {
+      if (!last || round === 1 || step.text !== '' || run.signal.aborted) throw error
+    }
+    if (step.text === '' && last && round > 1) {
+      step.text = noFinalAnswer
+      if (run.streaming) yield { event: 'token', content: before + noFinalAnswer }
+    }
+    if (step.text !== '') text += before + step.text
+    inputTokens = add(inputTokens, step.usage?.inputTokens.total)
+    outputTokens = add(outputTokens, step.usage?.outputTokens.total)
+    if (step.calls.length === 0 || last) {
+      return {
+        text,
+        inputTokens: inputTokens ?? estimateTokens(run.history.reduce(countChars, run.message.length)),
+        outputTokens: outputTokens ?? estimateTokens(text.length)
+      }
+    }
+    prompt.push(toAssistantMessage(step), { role: 'tool', content: await runTools(run, step.calls) })
+  }
+}
+
+async function ask(run: AgentRun, options: LanguageModelV3CallOptions, step: Step): Promise<void> {
+  const { content, finishReason, usage } = await untilAborted(run.model.doGenerate(options), run.signal)
+  for (const part of content) {
+    if (part.type === 'text') step.text += toWellFormed(part.text)
+    else if (part.type === 'tool-call') step.calls.push(part)
+  }
+  assertFinished(finishReason.unified)
+  assertBounded(step)
+  step.usage = usage
+}
+
+async function* askStreaming(
+  run: AgentRun,
+  options: LanguageModelV3CallOptions,
+  step: Step,
+  before: string
+): AsyncGenerator<Token, void> {
+  const { signal } = run
+  const opening = run.model.doStream(options)
+  const { stream } = await untilAborted(opening, signal).catch((error: unknown) => {
+    opening.then(
+      (late) => late.stream.cancel(error),
+      () => {}
+    )
+    throw error
+  })
+  const reader = stream.getReader()
+  // Ends a read that is waiting, also where the model pays no heed to its signal.
+  const cancel = (): void => void reader.cancel(signal.reason).catch(() => {})
+  signal.addEventListener('abort', cancel)
+  const pieces = new TextPieces()
+  let finished = false
+  try {
+    while (!finished) {
+      const { done, value: part } = await reader.read()
+      if (signal.aborted) throw signal.reason
+      if (done) throw new CodedError('CHAT_PROVIDER_CLOSED', 'the model ended its stream without finishing its answer')
+      let piece = ''
+      switch (part.type) {
+        case 'text-delta':
+          piece = pieces.push(part.delta)
+          break
+        case 'tool-call':
+          step.calls.push(part)
+          break
+        case 'error':
+          throw part.error
+        case 'finish':
+          assertFinished(part.finishReason.unified)
+          step.usage = part.usage
+          piece = pieces.end()
+          finished = true
+      }
+      if (piece === '') continue
+      const first = step.text === ''
+      step.text += piece
+      assertBounded(step)
+      yield { event: 'token', content: first ? before + piece : piece }
+    }
+  } finally {
+    signal.removeEventListener('abort', cancel)
+    if (!finished) cancel()
+  }
+}
+
+function assertFinished(reason: string): void {
+  if (reason === 'error') throw new CodedError('CHAT_PROVIDER_FAILED', 'the model finished with an error')
+}
+
+function assertBounded(step: Step): void {
+  if (step.text.length <= maxAnswerChars) return
+  throw new CodedError('CHAT_PROVIDER_FAILED', `the model's answer is longer than ${maxAnswerChars} characters`)
+}
+
+function toPrompt({ agent, history, message }: AgentRun): LanguageModelV3Prompt {
+  const prompt: LanguageModelV3Prompt = [{ role: 'system', content: agent.systemPrompt }]
+  for (const { role, content } of history) prompt.push({ role, content: [{ type: 'text', text: content }] })
+  prompt.push({ role: 'user', content: [{ type: 'text', text: message }] })
+  return prompt
+}
+
+function toAssistantMessage({ text, calls }: Step): LanguageModelV3Prompt[number] {
+  return {
+    role: 'assistant',
+    content: [
+      ...(text === '' ? [] : [{ type: 'text' as const, text }]),
+      ...calls.map(({ toolCallId, toolName, input }) => ({
+        type: 'tool-call' as const,
+        toolCallId,
+        toolName,
+        input: parseArguments(input) ?? {}
+      }))
+    ]
+  }
+}
+
+/** The agent's tools that are there now. */
+function offerTools({ agent, tools }: AgentRun): LanguageModelV3FunctionTool[] {
+  const offered: LanguageModelV3FunctionTool[] = []
+  for (const name of agent.tools) {
+    const tool = tools.get(name)
+    if (tool === undefined) continue
+    offered.push({ type: 'function', name, description: tool.description, inputSchema: tool.input_schema })
+  }
+  return offered
+}
+
+/** @returns the results in the order of the calls */
+async function runTools(
+  run: AgentRun,
+  calls: readonly LanguageModelV3ToolCall[]
+): Promise<LanguageModelV3ToolResultPart[]> {
+  if (run.agent.parallelTools) return Promise.all(calls.map((call) => runTool(run, call)))
+  const results: LanguageModelV3ToolResultPart[] = []
+  for (const call of calls) results.push(await runTool(run, call))
+  return results
+}
+
+async function runTool(run: AgentRun, call: LanguageModelV3ToolCall): Promise<LanguageModelV3ToolResultPart> {
+  run.signal.throwIfAborted()
+  const { toolCallId, toolName } = call
+  const fail = (error: string): LanguageModelV3ToolResultPart => ({
+    type: 'tool-result',
+    toolCallId,
+    toolName,
+    output: { type: 'error-json', value: { error } }
+  })
+  if (!run.agent.tools.includes(toolName)) return fail(`Tool '${toolName}' is not allowed for this agent`)
+  const input = parseArguments(call.input)
+  if (input === undefined) return fail('the arguments are not valid JSON')
+  const { response } = await run.tools.execute({
+    tool: toolName,
+    arguments: input,
+    caller: { principal: run.principal },
+    signal: run.signal
+  })
+  if (response.status !== 'completed') return fail(response.error?.message ?? `the tool ended as ${response.status}`)
+  const value = (response.data ?? null) as JSONValue
+  return { type: 'tool-result', toolCallId, toolName, output: { type: 'json', value } }
+}
+
+/** @returns `undefined` when it is not JSON */
+function parseArguments(text: string): unknown {
+  if (text.trim() === '') return {}
+  try {
+    return JSON.parse(text)
+  } catch {
+    return undefined
+  }
+}
+
+const countChars = (count: number, message: Message): number => count + message.content.length
+
+const estimateTokens = (chars: number): number => Math.ceil(chars / 4)
+
+/** The sum of what was reported; `undefined` as long as nothing was. */
+function add(sum: number | undefined, reported: number | undefined): number | undefined {
+  return reported === undefined ? sum : (sum ?? 0) + reported
+}

@@ -1,0 +1,318 @@
+import type { LanguageModelV3 } from '@ai-sdk/provider'
+import { CodedError, type Contribution, isCoded, type Logger } from '../../kernel/index.ts'
+import type { Store } from '../store/types.ts'
+import type { Tools } from '../tools/types.ts'
+import { type Answer, runAgent, type Token } from './agent-run.ts'
+import { createConversations, type Message } from './conversations.ts'
+import type { FoundModel, Registry } from './registry.ts'
+import { parseChoice, routingCall } from './routing.ts'
+import { linkSignals, untilAborted } from './signals.ts'
+import { isPlainId, toWellFormed } from './text.ts'
+import type { AgentDefinition, Source } from './types.ts'
+
+export interface Config {
+  /** Messages of the conversation that the model is shown again. */
+  readonly history_messages: number
+  readonly max_message_chars: number
+}
+
+export interface TurnRequest {
+  readonly userId: string
+  readonly message: string
+  /** Who should answer; absent or empty: the router chooses. */
+  readonly agent?: string | null | undefined
+  /** The conversation to go on with, or to begin; absent or empty: a new one. */
+  readonly contextId?: string | null | undefined
+  readonly workspaceId?: string | null | undefined
+  /** Instead of the agent's own. */
+  readonly model?: string | null | undefined
+  /** Ends the turn; nothing of it is stored then. */
+  readonly signal: AbortSignal
+  /** Under which a failure is found in the log. */
+  readonly requestId: string
+}
+
+export interface TurnReply {
+  readonly response: string
+  readonly agent: string
+  readonly context_id: string
+  readonly sources: readonly Source[] | null
+}
+
+/** One event of a stream, its members in the order of the wire. */
+export type ChatEvent =
+  | { readonly event: 'start' | 'done'; readonly agent: string; readonly context_id: string }
+  | Token
+  | { readonly event: 'error'; readonly context_id?: string; readonly error: string }
+
+/**
+ * Turns of users with agents.
+ *
+ * Codes: `CHAT_INVALID` (the request), `CHAT_AGENT_UNKNOWN`, `CHAT_AGENT_NOT_CALLABLE` (a router),
+ * `CHAT_MODEL_UNKNOWN` (the model asked for), `CHAT_NOT_CONFIGURED` (no agent, or an agent whose model is not there),
+ * `CHAT_MODEL_FAILED`, `CHAT_STORE_FAILED`, `CHAT_INTERRUPTED` (the server stops, what answers was replaced, or the
+ * caller left). Their messages are fit for callers; what went wrong is in their causes.
+ */
+export interface Chat {
+  /** Resolves once the turn is stored. */
+  answer(
+    request: TurnRequest
+  ): Promise<{ readonly reply: TurnReply; readonly inputTokens: number; readonly outputTokens: number }>
+  /**
+   * `start`, tokens, `done`; or `error` as the last event: alone when the turn was not let in, with the `context_id`
+   * once it had begun. `done` comes after the turn is stored. Never rejects; ends without a last event when the caller
+   * has left.
+   */
+  stream(request: TurnRequest): AsyncGenerator<ChatEvent, void>
+}
+
+const maxIdBytes = 256
+const maxNameChars = 128
+
+/** What people are told of a failing model, by the code of its error. */
+const modelFailures: Readonly<Record<string, string>> = {
+  CHAT_PROVIDER_UNREACHABLE: 'provider cannot be reached',
+  CHAT_PROVIDER_CLOSED: 'provider closed connection',
+  CHAT_PROVIDER_TIMEOUT: 'provider did not answer in time'
+}
+
+const callerFaults: readonly string[] = [
+  'CHAT_INVALID',
+  'CHAT_AGENT_UNKNOWN',
+  'CHAT_AGENT_NOT_CALLABLE',
+  'CHAT_MODEL_UNKNOWN'
+]
+
+/** An agent and a model at work: they stay as they are until this is closed. */
+interface Hold {
+  readonly agent: AgentDefinition
+  readonly model: LanguageModelV3
+  /** Fires when the caller leaves, the server stops, or the drain time of the agent or the provider is over. */
+  readonly signal: AbortSignal
+  close(): void
+}
+
+/** A turn that was let in. */
+interface Turn {
+  readonly held: Hold
+  /** As shown: the plain name when the request named the agent, `name (system)` when the server chose it. */
+  readonly label: string
+  readonly contextId: string
+  readonly message: string
+  readonly history: readonly Message[]
+}
+
+export function createChat(options: {
+  readonly registry: Registry
+  readonly store: Store
+  readonly tools: Tools
+  readonly log: Logger
+  readonly config: Config
+  /** Unix time in milliseconds. */
+  readonly now: () => number
+  readonly newId: () => string
+}): Chat {
+  const { registry, store, tools, log, config, now, newId } = options
+  const conversations = createConversations(store)
+
+  async function open(request: TurnRequest): Promise<Turn> {
+    checkRequest(request, config.max_message_chars)
+    const message = toWellFormed(request.message)
+    const agent = request.agent ? findNamed(request.agent) : findChosen(await choose(request, message))
+    const held = hold(agent, findModel(agent.item, request.model), request.signal)
+    try {
+      const { contextId } = request
+      return {
+        held,
+        label: request.agent ? agent.item.name : `${agent.item.name} (system)`,
+        contextId: contextId || newId(),
+        message,
+        history: contextId ? await readHistory(request.userId, contextId) : []
+      }
+    } catch (error) {
+      held.close()
+      throw error
+    }
+  }
+
+  function findNamed(name: string): Contribution<AgentDefinition> {
+    const agent = registry.findAgent(name)
+    if (agent === undefined) throw new CodedError('CHAT_AGENT_UNKNOWN', `Agent '${name}' not found`)
+    if (agent.item.router) throw new CodedError('CHAT_AGENT_NOT_CALLABLE', 'Router agent cannot be called directly')
+    return agent
+  }
+
+  /** The agent that was chosen, if it is still there; else the one that takes what nobody else does. */
+  function findChosen(name: string | undefined): Contribution<AgentDefinition> {
+    const callable = registry.agents().filter(({ item }) => !item.router)
+    const agent =
+      callable.find(({ item }) => item.name === name) ??
+      callable.find(({ item }) => item.name === 'orchestrator') ??
+      callable[0]
+    if (agent === undefined) throw new CodedError('CHAT_NOT_CONFIGURED', 'No agent is configured')
+    return agent
+  }
+
+  /** @param wanted the model that a request asks for instead of the agent's own */
+  function findModel(agent: AgentDefinition, wanted?: string | null): FoundModel {
+    if (wanted) return registry.findModel(wanted)
+    try {
+      return registry.findModel(agent.model)
+    } catch (cause) {
+      throw new CodedError('CHAT_NOT_CONFIGURED', `The model of agent '${agent.name}' is not configured`, { cause })
+    }
+  }
+
+  /** Asks the router for a name. @returns `undefined` when there is nothing to choose, or its answer names nobody */
+  async function choose(request: TurnRequest, message: string): Promise<string | undefined> {
+    const agents = registry.agents()
+    const router = agents.find(({ item }) => item.router)
+    const candidates = agents.flatMap(({ item }) => (item.router ? [] : item))
+    if (router === undefined || candidates.length < 2) return undefined
+    const held = hold(router, findModel(router.item), request.signal)
+    try {
+      const call = routingCall(router.item, candidates, message, held.signal)
+      const { content } = await untilAborted(held.model.doGenerate(call), held.signal)
+      const answer = content.map((part) => (part.type === 'text' ? part.text : '')).join('')
+      return parseChoice(
+        answer,
+        candidates.map(({ name }) => name)
+      )
+    } catch (error) {
+      throw toFailure(error, held.signal, 'Router failed')
+    } finally {
+      held.close()
+    }
+  }
+
+  async function readHistory(userId: string, contextId: string): Promise<readonly Message[]> {
+    try {
+      return await conversations.history(userId, contextId, config.history_messages)
+    } catch (cause) {
+      throw new CodedError('CHAT_STORE_FAILED', 'The conversation could not be read', { cause })
+    }
+  }
+
+  function run(turn: Turn, userId: string, streaming: boolean): AsyncGenerator<Token, Answer> {
+    const { agent, model, signal } = turn.held
+    const { history, message } = turn
+    return runAgent({ agent, model, tools, principal: `user:${userId}`, history, message, streaming, signal })
+  }
+
+  async function keep(turn: Turn, userId: string, answer: string): Promise<void> {
+    // A turn that nobody waits for any more is not kept.
+    turn.held.signal.throwIfAborted()
+    try {
+      await conversations.append(userId, turn.contextId, {
+        atMs: now(),
+        user: { id: newId(), content: turn.message },
+        assistant: { id: newId(), content: answer, agent: turn.held.agent.name }
+      })
+    } catch (cause) {
+      throw new CodedError('CHAT_STORE_FAILED', 'The answer could not be stored', { cause })
+    }
+  }
+
+  return {
+    async answer(request) {
+      const turn = await open(request)
+      try {
+        const steps = run(turn, request.userId, false)
+        let step = await steps.next()
+        while (!step.done) step = await steps.next()
+        const { text, inputTokens, outputTokens } = step.value
+        await keep(turn, request.userId, text)
+        const reply = { response: text, agent: turn.label, context_id: turn.contextId, sources: null }
+        return { reply, inputTokens, outputTokens }
+      } catch (error) {
+        throw toFailure(error, turn.held.signal)
+      } finally {
+        turn.held.close()
+      }
+    },
+
+    async *stream(request) {
+      let turn: Turn
+      try {
+        turn = await open(request)
+      } catch (error) {
+        if (hasLeft(request.signal)) return
+        yield { event: 'error', error: explain(error, request) }
+        return
+      }
+      const { label: agent, contextId: context_id, held } = turn
+      try {
+        yield { event: 'start', agent, context_id }
+        const { text } = yield* run(turn, request.userId, true)
+        await keep(turn, request.userId, text)
+        yield { event: 'done', agent, context_id }
+      } catch (error) {
+        if (hasLeft(request.signal)) return
+        const failure = toFailure(error, held.signal, 'Stream error')
+        yield { event: 'error', context_id, error: explain(failure, request) }
+      } finally {
+        held.close()
+      }
+    }
+  }
+
+  /** What the last event of a stream says. What is no fault of the caller's is logged, as it is for other replies. */
+  function explain(error: unknown, request: TurnRequest): string {
+    const code = isCoded(error) && error.code.startsWith('CHAT_') ? error.code : undefined
+    if (code === undefined || !(callerFaults.includes(code) || code === 'CHAT_INTERRUPTED')) {
+      log.error('a chat stream failed', { request_id: request.requestId, error })
+    }
+    return code === undefined ? 'Internal error' : (error as CodedError).message
+  }
+}
+
+/** @throws CodedError `CHAT_INVALID` */
+function checkRequest(request: TurnRequest, maxMessageChars: number): void {
+  const { message, agent, contextId, workspaceId, model } = request
+  if (!/\S/.test(message)) throw invalid('message must not be empty')
+  if (message.length > maxMessageChars) throw invalid(`message must not be longer than ${maxMessageChars} characters`)
+  if (agent && agent.length > maxNameChars) {
+    throw invalid(`agent_type must not be longer than ${maxNameChars} characters`)
+  }
+  for (const [name, id] of Object.entries({ context_id: contextId, workspace_id: workspaceId, model })) {
+    if (id && !isPlainId(id, maxIdBytes)) {
+      throw invalid(`${name} must be at most ${maxIdBytes} bytes of text without control characters`)
+    }
+  }
+}
+
+function invalid(message: string): CodedError {
+  return new CodedError('CHAT_INVALID', message)
+}
+
+/** Takes hold of an agent and its model in the step in which they were found. */
+function hold(agent: Contribution<AgentDefinition>, { provider, model }: FoundModel, caller: AbortSignal): Hold {
+  const leases = [agent.lease(), provider.lease()]
+  const linked = linkSignals([caller, ...leases.map((lease) => lease.signal)])
+  return {
+    agent: agent.item,
+    model,
+    signal: linked.signal,
+    close() {
+      linked.release()
+      for (const lease of leases) lease.release()
+    }
+  }
+}
+
+function hasLeft(caller: AbortSignal): boolean {
+  return caller.aborted && isCoded(caller.reason, 'CLIENT_GONE')
+}
+
+/** @param prefix of the message; left out: as it fits the code */
+function toFailure(error: unknown, signal: AbortSignal, prefix?: string): CodedError {
+  if (signal.aborted) {
+    const why = isCoded(signal.reason, 'SHUTTING_DOWN') ? 'the server is shutting down' : 'the agent was replaced'
+    return new CodedError('CHAT_INTERRUPTED', `${prefix ?? 'Service unavailable'}: ${why}`, { cause: signal.reason })
+  }
+  if (isCoded(error, 'CHAT_STORE_FAILED')) {
+    return prefix === undefined ? error : new CodedError(error.code, `${prefix}: ${error.message}`, { cause: error })
+  }
+  const why = (isCoded(error) ? modelFailures[error.code] : undefined) ?? 'provider failed'
+  return new CodedError('CHAT_MODEL_FAILED', `${prefix ?? 'The language model failed'}: ${why}`, { cause: error })
+}

@@ -1,0 +1,48 @@
+import { randomUUID } from 'node:crypto'
+import { definePlugin, schemaOf } from '../../kernel/index.ts'
+import type {} from '../http/types.ts'
+import type {} from '../store/types.ts'
+import type {} from '../tools/types.ts'
+import { type Config, createChat } from './chat.ts'
+import { createRegistry } from './registry.ts'
+import { routes } from './routes.ts'
+
+const config = schemaOf<Config>({
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    history_messages: {
+      type: 'integer',
+      minimum: 0,
+      maximum: 1_000,
+      default: 10,
+      description: 'Messages of the conversation that the model is shown again'
+    },
+    max_message_chars: {
+      type: 'integer',
+      minimum: 1,
+      default: 100_000,
+      description: 'Longest message, in UTF-16 units'
+    }
+  }
+})
+
+export default definePlugin({
+  name: 'chat',
+  inject: ['store', 'tools'],
+  config,
+  apply(ctx, config) {
+    const { store, tools } = ctx.services
+    const registry = createRegistry()
+    ctx.collect('chat.agents', registry.agentCollector)
+    ctx.collect('chat.providers', registry.providerCollector)
+    const chat = createChat({ registry, store, tools, log: ctx.log, config, now: Date.now, newId: randomUUID })
+    ctx.contribute('http.routes', ...routes(chat))
+    ctx.contribute(
+      'http.info',
+      { name: 'agents', values: () => registry.agents().map(({ item }) => item.name) },
+      { name: 'providers', values: () => registry.providerNames() },
+      { name: 'models', values: () => registry.modelNames() }
+    )
+  }
+})
