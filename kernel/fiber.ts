@@ -53,6 +53,12 @@ export class Fiber {
     return this.#wish()
   }
 
+  /** Those that have not ended: the oldest that drains first, the current one last. */
+  *generations(): Iterable<Generation> {
+    yield* this.draining
+    if (this.current !== undefined) yield this.current
+  }
+
   /** Names of needed services that are not there. */
   get waitingFor(): readonly string[] {
     return this.#needs.flatMap((slot) => (slot.open ? [] : slot.name))

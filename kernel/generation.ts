@@ -138,7 +138,7 @@ export class Generation {
     this.#provided.set(slot, service)
     this.record(`provide:${name}`, () => slot.empty(this))
     if (this.phase === 'live') {
-      slot.fill(this, service)
+      slot.fill(this, service, false)
       this.fiber.kernel.wake(slot)
     }
   }
@@ -217,8 +217,9 @@ export class Generation {
     if (old !== undefined) old.phase = 'leaving'
     const woken: Slot[] = []
     for (const [slot, service] of this.#provided ?? []) {
-      if (slot.provider === undefined || slot.provider !== old) woken.push(slot)
-      slot.fill(this, service)
+      const swapped = old !== undefined && slot.provider === old
+      if (!swapped) woken.push(slot)
+      slot.fill(this, service, swapped)
     }
     for (const [collection, next] of touched) collection.show(next)
     for (const [event, listener] of (old === undefined ? undefined : old.#listeners) ?? [])
@@ -231,7 +232,7 @@ export class Generation {
       this.#contain(() => collection.tell(), `the collector of ${collection.name}`)
     for (const slot of woken) kernel.wake(slot)
     // A service that this generation no longer offers goes away with the old one.
-    for (const slot of old?.providedSlots ?? []) if (slot.provider === old) kernel.wake(slot)
+    if (old !== undefined) kernel.withdrawDependents(old)
   }
 
   /** Takes everything out of sight, synchronously: nobody new gets in. Services stay for those who are still leaving. */
@@ -243,6 +244,19 @@ export class Generation {
       this.#contain(() => collection.tell(), `the collector of ${collection.name}`)
     }
     for (const [event, listener] of this.#listeners ?? []) this.fiber.kernel.events.remove(event, listener)
+  }
+
+  /** Whether this generation waits, directly or not, for the end of `other`. */
+  waitsFor(other: Generation): boolean {
+    const seen = new Set<Generation>()
+    const queue: Generation[] = [this]
+    for (let at = queue.pop(); at !== undefined; at = queue.pop()) {
+      if (at === other) return true
+      if (seen.has(at)) continue
+      seen.add(at)
+      queue.push(...at.dependents)
+    }
+    return false
   }
 
   /** Ends it: its dependents first, then what it serves, then its effects. Never rejects; one end for all who ask. */

@@ -192,19 +192,28 @@ export class Kernel {
    * Takes a generation out of sight with all that need what it provides, and those that need them, in one synchronous
    * step; each then ends after its dependents have.
    */
-  withdraw(first: Generation): void {
+  withdraw(generation: Generation): void {
+    if (generation.phase !== 'live') return
+    generation.withdraw()
+    this.withdrawDependents(generation)
+  }
+
+  /** As {@link withdraw}, for those who need services that `first` holds and offers no longer. */
+  withdrawDependents(first: Generation): void {
     const queue = [first]
-    for (let generation = queue.pop(); generation !== undefined; generation = queue.pop()) {
-      if (generation.phase !== 'live') continue
-      generation.withdraw()
-      for (const slot of generation.providedSlots) {
-        if (slot.provider !== generation) continue
+    for (let provider = queue.pop(); provider !== undefined; provider = queue.pop()) {
+      for (const slot of provider.providedSlots) {
+        if (slot.provider !== provider) continue
         for (const fiber of slot.consumers) {
-          const { current } = fiber
-          if (current === undefined || current === generation) continue
-          generation.dependents.add(current)
-          const needed = (current.target.plugin.inject as readonly string[]).includes(slot.name)
-          if (needed) queue.push(current)
+          for (const user of fiber.generations()) {
+            if (user === provider) continue
+            const needed = (user.target.plugin.inject as readonly string[]).includes(slot.name)
+            // Two that merely like each other would wait for each other's end.
+            if (needed || !user.waitsFor(provider)) provider.dependents.add(user)
+            if (!needed || user.phase !== 'live') continue
+            user.withdraw()
+            queue.push(user)
+          }
         }
         this.wake(slot)
       }

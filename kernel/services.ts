@@ -31,9 +31,9 @@ export class Slot {
     return this.#value
   }
 
-  /** Points the slot at another provider, or at the next generation of the same one. */
-  fill(provider: Generation, value: object): void {
-    if (!this.open) this.epoch += 1
+  /** @param swapped the provider takes the place of one that was there: the service has not been away */
+  fill(provider: Generation, value: object, swapped: boolean): void {
+    if (!swapped) this.epoch += 1
     this.provider = provider
     this.#value = value as Record<string, unknown>
     this.#shapeHandle()

@@ -310,7 +310,8 @@ t.test('a swap whose apply throws or whose config is invalid leaves the old gene
     code: 'PLUGIN_CONFIG_INVALID',
     detail: { issues: [{ path: ['word'], message: 'word must be string' }] }
   })
-  await t.rejects(kernel.update('fussy', { wort: 'x' }), { detail: { issues: [{ message: 'unknown key wort' }] } })
+  const refusal = await kernel.update('fussy', { wort: 'x' }).catch((error: unknown) => error)
+  t.match(refusal, { detail: { issues: [{ path: ['wort'], message: 'unknown key wort' }] } })
   t.equal(services('greeter').greet(), 'hello')
   t.match(kernel.fibers()[0], { state: 'Active', generation: 1, error: null })
 })
@@ -451,6 +452,108 @@ t.test('an optional service that comes or goes rebuilds its user, who never find
   await kernel.settled()
   t.strictSame(seen, [undefined, 'hello', undefined])
   t.equal(stateOf(kernel, 'user'), 'Active')
+})
+
+t.test('a swap of an optional service rebuilds nobody', async (t) => {
+  let runs = 0
+  const user = definePlugin({
+    name: 'user',
+    optional: ['greeter', 'other'],
+    apply() {
+      runs += 1
+    }
+  })
+  const other = definePlugin({
+    name: 'other',
+    provides: ['other'],
+    apply(ctx) {
+      ctx.provide('other', { name: () => 'o' })
+    }
+  })
+  const { kernel } = await startHouse(t, [{ plugin: greeterPlugin() }, { plugin: user }], bare)
+  const before = runs
+  await kernel.update('greeter', { word: 'hi' })
+  await kernel.begin({ id: 'other', plugin: other })
+  await kernel.settled()
+  t.equal(runs, before + 1, 'only the service that came counts')
+})
+
+t.test('an old generation that drains can still use a provider that goes, and ends before it', async (t) => {
+  const log: string[] = []
+  const hold = gate()
+  const provider = definePlugin({
+    name: 'provider',
+    provides: ['other'],
+    apply(ctx) {
+      ctx.provide('other', { name: () => 'still here' })
+      ctx.effect(() => () => log.push('provider down'))
+    }
+  })
+  const user = definePlugin({
+    name: 'user',
+    inject: ['other'],
+    config: word,
+    apply(ctx, config) {
+      const lease = ctx.lease()
+      void hold.promise.then(() => lease.release())
+      ctx.effect(() => () => log.push(`${config.word} down, ${ctx.services.other.name()}`))
+    }
+  })
+  const { kernel } = await startHouse(t, [{ plugin: provider }, { plugin: user }], bare)
+  await kernel.update('user', { word: 'second' })
+  const retired = kernel.retire('provider')
+  await new Promise((resolve) => setImmediate(resolve))
+  t.strictSame(log, [])
+  hold.open()
+  await retired
+  t.strictSame([...log].sort(), ['hello down, still here', 'provider down', 'second down, still here'])
+  t.equal(log.at(-1), 'provider down')
+})
+
+t.test('two that like each other do not wait for each other when all is stopped', async (t) => {
+  const make = (name: 'greeter' | 'other', likes: 'greeter' | 'other') =>
+    definePlugin({
+      name,
+      provides: [name],
+      optional: [likes],
+      apply(ctx) {
+        ctx.provide(name, { name: () => name, greet: () => name } as never)
+      }
+    })
+  const { kernel } = await startHouse(
+    t,
+    [{ plugin: make('greeter', 'other') }, { plugin: make('other', 'greeter') }],
+    bare
+  )
+  t.ok(kernel.fibers().every((fiber) => fiber.state === 'Active'))
+  await kernel.stop()
+  t.strictSame(kernel.fibers(), [])
+})
+
+t.test('a service that the next generation no longer offers goes away with the old one', async (t) => {
+  const log: string[] = []
+  const provider = definePlugin({
+    name: 'provider',
+    provides: ['other'],
+    config: word,
+    apply(ctx, config) {
+      ctx.effect(() => () => log.push(`${config.word} down`))
+      if (config.word === 'hello') ctx.provide('other', { name: () => 'o' })
+    }
+  })
+  const user = definePlugin({
+    name: 'user',
+    inject: ['other'],
+    apply(ctx) {
+      ctx.effect(() => () => log.push(`user down, ${ctx.services.other.name()}`))
+    }
+  })
+  const { kernel } = await startHouse(t, [{ plugin: provider }, { plugin: user }], bare)
+  await kernel.update('provider', { word: 'bye' })
+  await reached(kernel, 'user', 'Pending')
+  await reached(kernel, 'provider', 'Active')
+  await kernel.stop()
+  t.strictSame(log, ['user down, o', 'hello down', 'bye down'])
 })
 
 t.test('a second provider of a service is refused by name, and the first serves on', async (t) => {
@@ -628,6 +731,19 @@ t.test(
     t.ok(undone)
   }
 )
+
+/** Resolves once the entry is in `state`. */
+function reached(kernel: Kernel, entry: string, state: string): Promise<void> {
+  if (stateOf(kernel, entry) === state) return Promise.resolve()
+  return new Promise((resolve) => {
+    const heard = listener((status) => {
+      if (status.entry !== entry || status.state !== state) return
+      kernel.events.remove('kernel/fiber-changed', heard)
+      resolve()
+    })
+    kernel.events.add('kernel/fiber-changed', heard)
+  })
+}
 
 function listener(call: (status: { entry: string; state: string }) => unknown) {
   return { call: call as (...args: unknown[]) => unknown, owner: undefined, once: false, prepend: false, on: false }
