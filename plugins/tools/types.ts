@@ -102,11 +102,16 @@ export interface Caller {
 export interface ExecuteRequest {
   readonly tool: string
   readonly arguments: unknown
-  readonly requestId?: string
+  readonly requestId?: string | undefined
   readonly caller: Caller
-  readonly signal?: AbortSignal
-  /** Told in order, synchronously: the events of a stream before its last one. */
-  readonly listener?: (event: ExecutionEvent) => void
+  /**
+   * Cancels the execution; or a function that makes the signal once there is something to wait for, of a caller that
+   * has not left yet. A reason with the code `CLIENT_GONE` says that nobody will hear the answer: the `requestId` of a
+   * tool that was running then stays uncertain.
+   */
+  readonly signal?: AbortSignal | (() => AbortSignal) | undefined
+  /** Told in order, synchronously: the events of a stream before its last one. Must not throw. */
+  readonly listener?: ((event: ExecutionEvent) => void) | undefined
 }
 
 export type ExecutionEvent =
@@ -153,7 +158,17 @@ export interface Execution {
   readonly response: ExecutionResponse
   /** The response as JSON text: the same bytes for a replay as for the first answer. */
   readonly text: string
+  /** Of the response's error; `undefined` when it completed. */
+  readonly category: ErrorCategory | undefined
   readonly replayed: boolean
+}
+
+/** What the tools are, for whoever shows them. The same object until the catalog changes. */
+export interface Catalog {
+  /** `{"tools":[…]}` as canonical JSON (RFC 8785). */
+  readonly text: string
+  /** SHA-256 of `text` in lower-case hex. */
+  readonly version: string
 }
 
 /**
@@ -166,8 +181,9 @@ export interface Tools {
   get(name: string): ToolDescription | undefined
   /** Whether a caller without a credential may use it. */
   isAnonymous(name: string): boolean
-  /** Grows by one whenever the catalog changes. */
+  /** Grows by one whenever the catalog changes, in the same step. */
   readonly revision: number
+  catalog(): Catalog
   /** Never rejects: every outcome is in the response. At hand when nothing had to be awaited. */
   execute(request: ExecuteRequest): Awaitable<Execution>
 }

@@ -1,0 +1,275 @@
+import { type Awaitable, CodedError, isCoded, type Lease, type Logger, renderIssues } from '../../kernel/index.ts'
+import type { AbortFan } from './abort-fan.ts'
+import { type Answer, completed, failed } from './answer.ts'
+import { cancelled, failureOf, reportedFailure } from './failures.ts'
+import { toExactJson } from './json.ts'
+import type { ListedTool } from './registry.ts'
+import type { Fate } from './replay.ts'
+import { enterTurn, leaveTurn, quitTurn, type Turns } from './turns.ts'
+import type { ExecuteRequest, Execution, ToolContext, ToolFailure } from './types.ts'
+
+/** What every call of a registry works with. */
+export interface CallHost {
+  readonly turns: Turns
+  readonly aborts: AbortFan
+  /** For tools that set none of their own, in milliseconds. */
+  readonly timeoutMs: number
+  /** Milliseconds of a clock that only goes forward. */
+  readonly monotonicMs: () => number
+  readonly log: Logger
+}
+
+/**
+ * One run of a tool, from `tool.started` to `tool.completed`. A tool that answers at once is answered at once: no
+ * promise, no timer, no signal. Any other meets the caller's leave, the deadline or its own end, whichever is first, in
+ * that order; what it does after that goes unheard, but its turn and its lease last until it has settled.
+ */
+export class Call {
+  readonly #host: CallHost
+  readonly #listed: ListedTool
+  readonly #request: ExecuteRequest
+  readonly #id: string
+  #fate: Fate = 'record'
+  #startedAt = 0
+  /** `run` of the tool was called. */
+  #began = false
+  #answer: Answer | undefined
+  #lease: Lease | undefined
+  #promise: Promise<Execution> | undefined
+  #resolve: ((execution: Execution) => void) | undefined
+  #timer: NodeJS.Timeout | undefined
+  #caller: AbortSignal | undefined
+  #controller: AbortController | undefined
+  /** Why the tool should stop. */
+  #reason: unknown
+
+  constructor(host: CallHost, listed: ListedTool, request: ExecuteRequest, executionId: string) {
+    this.#host = host
+    this.#listed = listed
+    this.#request = request
+    this.#id = executionId
+  }
+
+  /** What is to become of a reservation, once {@link run} has answered. */
+  get fate(): Fate {
+    return this.#fate
+  }
+
+  /** Holds the tool's generation; to be called before anything is awaited. */
+  hold(): void {
+    this.#lease ??= this.#listed.contribution.lease()
+  }
+
+  /** Takes {@link hold} back, for a call that is not going to run. */
+  drop(): void {
+    this.#lease?.release()
+  }
+
+  run(): Awaitable<Execution> {
+    const { tool } = this.#listed
+    this.#request.listener?.({ event: 'tool.started', data: { execution_id: this.#id, tool: tool.name } })
+    this.#startedAt = this.#host.monotonicMs()
+    // Who had to wait for a reservation may have left meanwhile.
+    if (this.#lease !== undefined) {
+      const signal = this.#callerSignal()
+      if (signal?.aborted) this.#cancel(signal.reason)
+      if (this.#answer !== undefined) return this.#answer
+    }
+    if (tool.parallelSafe !== true && !enterTurn(this.#host.turns, tool.name, this.#takeTurn)) return this.#pending()
+    return this.#begin()
+  }
+
+  /** Fires when the tool should stop. Made when it is first asked for. */
+  get signal(): AbortSignal {
+    if (this.#controller === undefined) {
+      this.#controller = new AbortController()
+      if (this.#reason !== undefined) this.#controller.abort(this.#reason)
+    }
+    return this.#controller.signal
+  }
+
+  progress({ progress, total, message, partial }: Parameters<ToolContext['progress']>[0]): void {
+    const { listener } = this.#request
+    if (listener === undefined || this.#answer !== undefined) return
+    const json = toExactJson(partial)
+    listener({
+      event: 'tool.progress',
+      data: {
+        execution_id: this.#id,
+        tool: this.#listed.tool.name,
+        progress: Number.isFinite(progress) ? progress : 0,
+        ...(Number.isFinite(total) ? { total: total as number } : {}),
+        ...(message === undefined || message === '' ? {} : { message }),
+        // As it is now: the tool may go on working on it.
+        ...(json === undefined ? {} : { partial: JSON.parse(json) as unknown })
+      }
+    })
+  }
+
+  readonly #takeTurn = (): void => {
+    if (this.#answer === undefined) void this.#begin()
+    else leaveTurn(this.#host.turns, this.#listed.tool.name)
+  }
+
+  #begin(): Awaitable<Execution> {
+    this.#began = true
+    let output: unknown
+    try {
+      output = this.#listed.tool.run(this.#request.arguments, new CallContext(this, this.#request, this.#id))
+    } catch (error) {
+      this.#settled()
+      return this.#thrown(error)
+    }
+    if (!isPromiseLike(output)) {
+      this.#settled()
+      return this.#returned(output)
+    }
+    const execution = this.#pending()
+    output.then(
+      (value) => this.#land(() => this.#returned(value)),
+      (error) => this.#land(() => this.#thrown(error))
+    )
+    return execution
+  }
+
+  /** From here on the answer is a promise, and all that can end the call before its tool does is watched. */
+  #pending(): Promise<Execution> {
+    if (this.#promise !== undefined) return this.#promise
+    const promise = new Promise<Execution>((resolve) => {
+      this.#resolve = resolve
+    })
+    this.#promise = promise
+    this.hold()
+    this.#timer = setTimeout(this.#expire, this.#limitMs)
+    this.#host.aborts.add(this.#lease?.signal, this.#cancel)
+    this.#host.aborts.add(this.#callerSignal(), this.#cancel)
+    return promise
+  }
+
+  #callerSignal(): AbortSignal | undefined {
+    const { signal } = this.#request
+    this.#caller ??= typeof signal === 'function' ? signal() : signal
+    return this.#caller
+  }
+
+  get #limitMs(): number {
+    return this.#listed.tool.timeoutMs ?? this.#host.timeoutMs
+  }
+
+  /** The promise of the tool has settled, in time or not. */
+  #land(conclude: () => void): void {
+    this.#settled()
+    if (this.#answer !== undefined) return
+    // Where the process was busy the timer may come late; the deadline goes first all the same.
+    if (this.#host.monotonicMs() - this.#startedAt >= this.#limitMs) this.#expire()
+    else conclude()
+  }
+
+  #settled(): void {
+    if (this.#listed.tool.parallelSafe !== true) leaveTurn(this.#host.turns, this.#listed.tool.name)
+    this.#lease?.release()
+  }
+
+  readonly #expire = (): void => {
+    const message = `the tool did not end within ${this.#limitMs} ms; its effects may have happened`
+    this.#interrupt(failureOf('TIMEOUT', 'timeout', message), new CodedError('TIMEOUT', message))
+  }
+
+  readonly #cancel = (reason: unknown): void => {
+    if (this.#answer !== undefined) return
+    // Nobody hears the answer of a client that is gone: what was begun stays uncertain, what was not never was.
+    if (isCoded(reason, 'CLIENT_GONE')) this.#fate = this.#began ? 'leave' : 'release'
+    this.#interrupt(cancelled(this.#began), reason)
+  }
+
+  #interrupt(failure: ToolFailure, reason: unknown): void {
+    this.#reason = reason
+    this.#fail(failure)
+    if (!this.#began) {
+      quitTurn(this.#host.turns, this.#listed.tool.name, this.#takeTurn)
+      this.#lease?.release()
+    }
+    this.#controller?.abort(reason)
+  }
+
+  #returned(output: unknown): Execution {
+    const json = toExactJson(output)
+    const issues = json === undefined ? undefined : this.#listed.checkOutput(output)
+    if (json !== undefined && issues?.length === 0) {
+      return this.#finish(completed(this.#id, output, json, this.#listed.cacheable))
+    }
+    const reason = issues === undefined ? 'it is not plain JSON' : renderIssues(issues)
+    this.#logFault('a tool gave an output that it does not promise', { reason })
+    return this.#fail(failureOf('INVALID_OUTPUT', 'internal', 'the tool gave an output that it does not promise'))
+  }
+
+  #thrown(error: unknown): Execution {
+    const reported = reportedFailure(error)
+    if (reported !== undefined) {
+      // The advice to call again with the same request_id is true only when the id is free again.
+      if (reported.retryable) this.#fate = 'release'
+      return this.#fail(reported)
+    }
+    this.#logFault('a tool threw', { error })
+    return this.#fail(failureOf('TOOL_PANIC', 'internal', 'the tool broke down; the log of the server says why'))
+  }
+
+  #logFault(message: string, fields: Readonly<Record<string, unknown>>): void {
+    this.#host.log.error(message, { tool: this.#listed.tool.name, execution_id: this.#id, ...fields })
+  }
+
+  #fail(failure: ToolFailure): Execution {
+    return this.#finish(failed(this.#id, this.#listed.tool.name, failure))
+  }
+
+  #finish(answer: Answer): Execution {
+    this.#answer = answer
+    if (this.#promise !== undefined) {
+      clearTimeout(this.#timer)
+      this.#host.aborts.remove(this.#lease?.signal, this.#cancel)
+      this.#host.aborts.remove(this.#caller, this.#cancel)
+    }
+    this.#request.listener?.({
+      event: 'tool.completed',
+      data: {
+        execution_id: this.#id,
+        tool: this.#listed.tool.name,
+        duration_ms: Math.max(0, Math.round(this.#host.monotonicMs() - this.#startedAt)),
+        ok: answer.category === undefined
+      }
+    })
+    this.#resolve?.(answer)
+    return answer
+  }
+}
+
+const nobody: ReadonlySet<string> = new Set()
+
+/** What the tool sees of its call. */
+class CallContext implements ToolContext {
+  readonly #call: Call
+  readonly executionId: string
+  readonly requestId: string | undefined
+  readonly principal: string | undefined
+  readonly permissions: ReadonlySet<string>
+
+  constructor(call: Call, { requestId, caller }: ExecuteRequest, executionId: string) {
+    this.#call = call
+    this.executionId = executionId
+    this.requestId = requestId
+    this.principal = caller.principal
+    this.permissions = caller.permissions ?? nobody
+  }
+
+  get signal(): AbortSignal {
+    return this.#call.signal
+  }
+
+  progress(update: Parameters<ToolContext['progress']>[0]): void {
+    this.#call.progress(update)
+  }
+}
+
+function isPromiseLike(value: unknown): value is PromiseLike<unknown> {
+  return typeof value === 'object' && value !== null && typeof (value as { then?: unknown }).then === 'function'
+}

@@ -1,0 +1,79 @@
+import { isCoded } from '../../kernel/index.ts'
+import { toExactJson } from './json.ts'
+import type { ErrorCategory, ExecutionResponse, NextAction, ToolErrorDetail, ToolFailure } from './types.ts'
+
+const categories: readonly string[] = [
+  'validation',
+  'not_found',
+  'permission',
+  'conflict',
+  'cancelled',
+  'timeout',
+  'internal',
+  'capacity'
+] satisfies readonly ErrorCategory[]
+
+/** A failure with its members in the order of the wire. */
+export function failureOf(
+  code: string,
+  category: ErrorCategory,
+  message: string,
+  more: Omit<ToolErrorDetail, 'category'> = {}
+): ToolFailure {
+  const retryable = more.retryable ?? false
+  return {
+    code,
+    message,
+    category,
+    recoverable: retryable || (more.recoverable ?? false),
+    retryable,
+    ...(more.retry_after === undefined ? {} : { retry_after: Math.ceil(more.retry_after) }),
+    ...(more.suggested_action === undefined ? {} : { suggested_action: more.suggested_action }),
+    ...(more.details === undefined ? {} : { details: more.details })
+  }
+}
+
+/** @param began the tool was running, so that something may have come of it */
+export function cancelled(began: boolean): ToolFailure {
+  const what = began ? 'while the tool ran; its effects may have happened' : 'before the tool began'
+  return failureOf('CANCELLED', 'cancelled', `the call was cancelled ${what}`)
+}
+
+/** The failure a tool reports with a CodedError; `undefined` for anything else that was thrown. */
+export function reportedFailure(error: unknown): ToolFailure | undefined {
+  if (!isCoded(error) || !isToolErrorDetail(error.detail)) return undefined
+  const { category, ...more } = error.detail
+  return failureOf(error.code, category, error.message, more)
+}
+
+function isToolErrorDetail(detail: unknown): detail is ToolErrorDetail {
+  if (typeof detail !== 'object' || detail === null) return false
+  const { category, recoverable, retryable, retry_after, suggested_action, details } = detail as Record<string, unknown>
+  return (
+    typeof category === 'string' &&
+    categories.includes(category) &&
+    (recoverable === undefined || typeof recoverable === 'boolean') &&
+    (retryable === undefined || typeof retryable === 'boolean') &&
+    (retry_after === undefined || (Number.isFinite(retry_after) && (retry_after as number) >= 0)) &&
+    (suggested_action === undefined || typeof suggested_action === 'string') &&
+    (details === undefined || toExactJson(details) !== undefined)
+  )
+}
+
+export function statusOf(category: ErrorCategory): ExecutionResponse['status'] {
+  if (category === 'cancelled') return 'cancelled'
+  return category === 'timeout' ? 'timed_out' : 'failed'
+}
+
+/** What the caller could do next. Of the tool and the failure alone, so that a replay says the same. */
+export function nextActions(tool: string, failure: ToolFailure): readonly NextAction[] {
+  if (failure.retryable) {
+    const reason = 'The failure may pass: make the same call again, with the same request_id if it had one.'
+    const { retry_after } = failure
+    return [{ tool, reason, ...(retry_after === undefined ? {} : { after_ms: retry_after * 1_000 }) }]
+  }
+  if (failure.code === 'CONFIRMATION_REQUIRED') {
+    return [{ tool, reason: 'Ask a person. Once the caller has been granted the confirmation, make the same call.' }]
+  }
+  return []
+}
