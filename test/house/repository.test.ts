@@ -50,7 +50,7 @@ t.test('a word of a machine is found where it stands', (t) => {
     path('..', 'shared', 'data'),
     path('https:', '', ['registry', 'example', 'org'].join('.')),
     ['farm', '1'].join('-'),
-    path('"resolved": "https:', '', 'x')
+    ['"resolved"', '"https://x'].join(': ')
   ]
   for (const word of words) t.ok(isLocal(word), word)
   for (const word of ['/api/work/items', 'https://x.org/home/page', './shared/a', 'work/main', 'the registry. It']) {
