@@ -1,0 +1,41 @@
+import { resolve } from 'node:path'
+import { definePlugin, schemaOf } from '../../kernel/index.ts'
+import type {} from '../http/types.ts'
+import { openEngine } from './lmdb.ts'
+import { createStore } from './service.ts'
+import type {} from './types.ts'
+
+interface Config {
+  readonly path: string
+}
+
+const config = schemaOf<Config>({
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    path: {
+      type: 'string',
+      minLength: 1,
+      default: './data',
+      description: 'The data folder; a relative one starts at the folder the server was started in'
+    }
+  }
+})
+
+export default definePlugin({
+  name: 'store',
+  provides: ['store'],
+  config,
+  async apply(ctx, config) {
+    const path = resolve(config.path)
+    const engine = await ctx.resource(
+      'environment',
+      { path },
+      () => openEngine(path),
+      (engine) => engine.close()
+    )
+    const store = createStore(engine)
+    ctx.provide('store', store)
+    ctx.contribute('http.checks', { name: 'database', check: () => store.ping() })
+  }
+})

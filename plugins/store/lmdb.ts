@@ -1,0 +1,289 @@
+import { existsSync } from 'node:fs'
+import { access, constants, rename, rm } from 'node:fs/promises'
+import { join } from 'node:path'
+import { getLastVersion, open, type RangeOptions, type RootDatabase, type RootDatabaseOptionsWithPath } from 'lmdb'
+import { CodedError } from '../../kernel/index.ts'
+import { readMark } from './datafile.ts'
+import { toStoreError } from './failures.ts'
+import { prepareFolder, syncFolder } from './folder.ts'
+import { behind, type Bounds, writeKey } from './keys.ts'
+import { lockFolder } from './lock.ts'
+import type { Key } from './types.ts'
+
+/** A value as it lies in the store. */
+export interface StoredEntry {
+  /** Encoded. */
+  readonly key: string
+  /** JSON. */
+  readonly text: string
+  readonly version: number
+}
+
+/** The state of one moment, kept for readers that take their time. */
+export interface Snapshot {
+  readonly transaction: Transaction
+  release(): void
+}
+
+type Transaction = NonNullable<RangeOptions['transaction']>
+
+/** What a write may do, inside the one write transaction there is. */
+export interface Batch {
+  put(key: string, text: string, version: number): void
+  remove(key: string): void
+}
+
+/** LMDB, as far as the store needs it. Keys are encoded ({@link writeKey}) except for {@link find}. */
+export interface Engine {
+  readonly folder: string
+  /** The JSON under a key, without making a string of the key: the fast way. */
+  find(collection: string, key: Key): string | undefined
+  /** Inside {@link write}: what the transaction sees. */
+  read(key: string): string | undefined
+  /** Version of what was last found or read; ask at once. */
+  version(): number
+  /** The first entries within `bounds`, and the bounds of what is left; `undefined` when nothing is. */
+  entries(
+    bounds: Bounds,
+    reverse: boolean,
+    most: number,
+    snapshot?: Snapshot
+  ): { readonly entries: readonly StoredEntry[]; readonly rest: Bounds | undefined }
+  /** Of the moment that reads of this turn of the event loop see. */
+  hold(): Snapshot
+  /**
+   * Runs `work`, synchronously, alone, in a transaction of its own that it leaves by throwing or returning. Resolves
+   * when that is committed and on disk, which lmdb reports together.
+   * @throws what `work` threw, or CodedError `STORE_FULL`, `STORE_FAILED`: nothing of it stays, but when the disk itself
+   * failed
+   */
+  write<R>(work: (batch: Batch) => R): Promise<R>
+  /** Resolves when all writes that were begun before are settled. */
+  settled(): Promise<void>
+  /** Keeps the engine open until `work` has ended. @throws CodedError `STORE_FAILED` when it is closing */
+  during<R>(work: () => Promise<R>): Promise<R>
+  /** Resolves when work under way has ended and the folder is free for others. */
+  close(): Promise<void>
+}
+
+const format = 1
+/** No collection has an empty name, so this is nobody's key, and the first one of the file. */
+const markKey = '\0heartwood'
+const dataFile = 'data.mdb'
+/** Of one read of a range: entries, and UTF-16 units of their values. */
+const chunkEntries = 256
+const chunkUnits = 1_048_576
+
+/**
+ * Opens the data of a folder, which is made if it is not there.
+ * @throws CodedError `STORE_UNWRITABLE`, `STORE_LOCKED`, `STORE_DAMAGED`, `STORE_FORMAT`, `STORE_FULL`
+ */
+export async function openEngine(folder: string): Promise<Engine> {
+  await prepareFolder(folder)
+  const unlock = await lockFolder(folder)
+  try {
+    const path = join(folder, dataFile)
+    if (existsSync(path)) {
+      checkFormat(path)
+      await access(path, constants.R_OK | constants.W_OK)
+    } else {
+      await createDataFile(folder)
+    }
+    return createEngine(folder, openDatabase(folder), unlock)
+  } catch (error) {
+    await unlock()
+    throw toStoreError(error, folder)
+  }
+}
+
+function checkFormat(path: string): void {
+  const mark = readMark(path, markKey)
+  const found = mark === undefined ? undefined : (JSON.parse(mark) as { format?: unknown }).format
+  if (found === format) return
+  throw new CodedError(
+    'STORE_FORMAT',
+    typeof found === 'number' && found > format
+      ? `${path} has data of format ${found}, this version reads up to ${format}: update Heartwood, or restore a backup made with this version`
+      : `${path} was not written by Heartwood: set another path for the store, or move the file away`,
+    { detail: { path, ...(typeof found === 'number' ? { found } : {}), supported: format } }
+  )
+}
+
+/** The file appears with its mark in it: a start that is cut short leaves none, instead of one nobody vouches for. */
+async function createDataFile(folder: string): Promise<void> {
+  const draft = join(folder, `${dataFile}.new`)
+  await rm(draft, { recursive: true, force: true })
+  const engine = createEngine(draft, openDatabase(draft), async () => {})
+  try {
+    await engine.write((batch) => batch.put(markKey, JSON.stringify({ format }), 1))
+  } finally {
+    await engine.close()
+  }
+  await rename(join(draft, dataFile), join(folder, dataFile))
+  await syncFolder(folder)
+  await rm(draft, { recursive: true, force: true })
+}
+
+/** The collection of the key that is looked for: a key encoder of lmdb gets one value only. */
+interface Target {
+  collection: string
+}
+
+type Database = RootDatabase<string, string | string[]> & { readonly target: Target }
+
+function openDatabase(folder: string): Database {
+  const target: Target = { collection: '' }
+  const options: RootDatabaseOptionsWithPath & Record<string, unknown> = {
+    path: folder,
+    // A folder whose name has a dot in it is a folder all the same.
+    noSubdir: false,
+    permissionsMode: 0o600,
+    encoding: 'string',
+    useVersions: true,
+    maxReaders: 1_000,
+    // Batching by turns leaves a rejection unhandled when a commit fails. Writes of a turn share a commit without it.
+    eventTurnBatching: false,
+    keyEncoder: {
+      writeKey: (key: string | Key, buffer: Buffer, position: number): number =>
+        typeof key === 'string'
+          ? position + buffer.write(key, position, 'latin1')
+          : writeKey(target.collection, key, buffer, position),
+      readKey: (buffer: Buffer, start: number, end: number): string => buffer.toString('latin1', start, end)
+    }
+  }
+  return Object.assign(open<string, string | string[]>(options), { target })
+}
+
+function createEngine(folder: string, db: Database, unlock: () => Promise<void>): Engine {
+  const { target } = db
+  let closing: Promise<void> | undefined
+  let closed = false
+  let running = 0
+  let idle = () => {}
+
+  const toError = (error: unknown): CodedError =>
+    closed
+      ? new CodedError('STORE_FAILED', `the store in ${folder} is closed`, { cause: error })
+      : toStoreError(error, folder)
+
+  const batch: Batch = {
+    put(key, text, version) {
+      db.putSync(key, text, version)
+    },
+    remove(key) {
+      db.removeSync(key)
+    }
+  }
+
+  const engine: Engine = {
+    folder,
+
+    find(collection, key) {
+      target.collection = collection
+      try {
+        return db.get(key as string[])
+      } catch (error) {
+        throw toError(error)
+      }
+    },
+
+    read(key) {
+      try {
+        return db.get(key)
+      } catch (error) {
+        throw toError(error)
+      }
+    },
+
+    version: getLastVersion,
+
+    entries(bounds, reverse, most, snapshot) {
+      const options: RangeOptions = reverse
+        ? { start: bounds.high, exclusiveStart: true, end: bounds.low, inclusiveEnd: true, reverse }
+        : { start: bounds.low, end: bounds.high }
+      const limit = Math.min(most, chunkEntries)
+      options.limit = limit
+      const held = snapshot === undefined ? {} : { transaction: snapshot.transaction }
+      const found: StoredEntry[] = []
+      try {
+        if (closed) throw new Error('closed')
+        let units = 0
+        // Values one by one: a range that brings them maps large ones into buffers that outlive their memory.
+        for (const key of db.getKeys({ ...options, ...held }) as Iterable<string>) {
+          const text = db.get(key, held)!
+          found.push({ key, text, version: getLastVersion() })
+          units += text.length
+          if (units > chunkUnits) break
+        }
+        const last = found.at(-1)
+        const ended = last === undefined || (found.length < limit && units <= chunkUnits)
+        return { entries: found, rest: ended ? undefined : behind(bounds, last.key, reverse) }
+      } catch (error) {
+        throw toError(error)
+      }
+    },
+
+    hold() {
+      try {
+        const transaction = db.useReadTransaction()
+        let held = true
+        return {
+          transaction,
+          release() {
+            if (held && !closed) transaction.done()
+            held = false
+          }
+        }
+      } catch (error) {
+        throw toError(error)
+      }
+    },
+
+    async write(work) {
+      try {
+        return await db.childTransaction(() => {
+          const result = work(batch)
+          // A put that fails inside a transaction says nothing, but every read after it does.
+          db.get(markKey)
+          return result
+        })
+      } catch (error) {
+        // Of a commit that failed, lmdb tells the cause apart.
+        const cause = (error as { commitError?: Promise<unknown> }).commitError
+        throw toError(cause === undefined ? error : await cause.catch((cause: unknown) => cause))
+      }
+    },
+
+    async settled() {
+      // Commits settle in the order in which they were asked for, so an empty one is behind all that came before it.
+      await engine.write(() => {})
+    },
+
+    async during(work) {
+      if (closing !== undefined) throw new CodedError('STORE_FAILED', `the store in ${folder} is closed`)
+      running += 1
+      try {
+        return await work()
+      } finally {
+        running -= 1
+        if (running === 0) idle()
+      }
+    },
+
+    close() {
+      closing ??= (async () => {
+        if (running > 0) await new Promise<void>((resolve) => (idle = resolve))
+        try {
+          // After a commit that failed, lmdb waits for a flush that never comes, unless another commit comes after it.
+          await engine.settled()
+        } finally {
+          closed = true
+          await db.close()
+          await unlock()
+        }
+      })()
+      return closing
+    }
+  }
+  return engine
+}
