@@ -49,6 +49,14 @@ function blockade() {
   }
 }
 
+/** Of every thread of this process but the first. */
+function threadIds(): unknown[] {
+  const report = process.report.getReport() as { workers: { header: { threadId: number } }[] }
+  return report.workers.map(({ header }) => header.threadId)
+}
+
+const codeOf = (error: unknown) => (isCoded(error) ? error.code : error)
+
 const loadOf = (house: House) => house.services('workers').load()['fixture']
 
 t.test('a pool starts with its first task, runs it in a thread, and answers what it returned', async (t) => {
@@ -106,6 +114,7 @@ t.test('input and output that cannot be copied are refused with a code, and the 
 for (const how of ['exit', 'exhaust'] as const) {
   t.test(`a thread that dies (${how}) fails its own task alone`, async (t) => {
     const house = await startPool(t, { max_threads: 2, max_heap_mb: 32 })
+    t.match(await house.order({ do: 'limits' }), { maxOldGenerationSizeMb: 32 })
     const { order, entered, letGo } = blockade()
     const neighbour = house.order(order)
     await entered()
@@ -188,16 +197,13 @@ t.test('more waiting tasks than listeners Node expects cause no warning', async 
   t.strictSame(warnings, [])
 })
 
-t.test(
-  'a task nobody contributes has the code WORKERS_UNKNOWN_TASK, also after its plugin was retired',
-  async (t) => {
-    const house = await startPool(t)
-    await t.rejects(house.services('workers').run('fixture/other', {}), { code: 'WORKERS_UNKNOWN_TASK' })
-    await house.order({ do: 'answer', value: 1 })
-    await house.kernel.retire('tasks')
-    await t.rejects(house.order({ do: 'answer', value: 1 }), { code: 'WORKERS_UNKNOWN_TASK' })
-  }
-)
+t.test('a task nobody contributes has the code WORKERS_UNKNOWN_TASK, also after its plugin was retired', async (t) => {
+  const house = await startPool(t)
+  await t.rejects(house.services('workers').run('fixture/other', {}), { code: 'WORKERS_UNKNOWN_TASK' })
+  await house.order({ do: 'answer', value: 1 })
+  await house.kernel.retire('tasks')
+  await t.rejects(house.order({ do: 'answer', value: 1 }), { code: 'WORKERS_UNKNOWN_TASK' })
+})
 
 t.test('two plugins cannot contribute a task of one name', async (t) => {
   const house = await startPool(t)
@@ -231,7 +237,8 @@ t.test('a swap with other settings lets running and waiting tasks end in the old
   t.strictSame(await Promise.all([running, waiting]), ['let go', 'waited'])
 })
 
-t.test('retiring the entry awaits what runs, then takes the service away', async (t) => {
+t.test('retiring the entry awaits what runs, then takes the service and the threads away', async (t) => {
+  const before = threadIds()
   const house = await startPool(t)
   const { order, entered, letGo } = blockade()
   const running = house.order(order)
@@ -241,6 +248,36 @@ t.test('retiring the entry awaits what runs, then takes the service away', async
   t.equal(await running, 'let go')
   await retired
   t.equal(house.services('workers'), undefined)
+  t.strictSame(threadIds(), before)
+})
+
+t.test('a contributor is not undone while its task runs', async (t) => {
+  const house = await startPool(t)
+  const { order, entered, letGo } = blockade()
+  const running = house.order(order)
+  await entered()
+  let undone = false
+  const retired = house.kernel.retire('tasks').then(() => {
+    undone = true
+  })
+  t.equal(await house.services('workers').run('fixture/work', {}).catch(codeOf), 'WORKERS_UNKNOWN_TASK')
+  await new Promise(setImmediate)
+  t.notOk(undone)
+  letGo()
+  t.equal(await running, 'let go')
+  await retired
+})
+
+t.test('a task ends when the drain time of its contributor is over', async (t) => {
+  const house = await startHouse(t, [{ plugin: workers }, { plugin: contributor('tasks', work) }], {
+    ...bare,
+    settings: { drain_timeout_ms: 1 }
+  })
+  const { order, entered } = blockade()
+  const running = house.services('workers').run('fixture/work', order).catch(codeOf)
+  await entered()
+  await house.kernel.retire('tasks')
+  t.equal(await running, 'WORKERS_ABORTED')
 })
 
 t.test('what runs when the drain time is over is aborted', async (t) => {
