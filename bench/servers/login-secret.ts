@@ -1,0 +1,2 @@
+/** Known to both sides of `login-storm`, so that it can make tokens the server has not seen. */
+export const jwtSecret = 'the secret of a bench, long enough to sign'
