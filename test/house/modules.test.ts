@@ -30,8 +30,9 @@ function offences([path, text]: Source, file: SourceFile): string[] {
     if (isVariableStatement(statement)) {
       const list = statement.declarationList
       if ((list.flags & NodeFlags.Const) === 0) says('a variable at the top of a module')
-      for (const { initializer } of list.declarations) {
-        if (initializer === undefined) continue
+      for (const { initializer, type } of list.declarations) {
+        const readOnly = type !== undefined && /^\s*readonly/i.test(text.slice(type.pos, type.end))
+        if (initializer === undefined || readOnly) continue
         const empty =
           (isArrayLiteralExpression(initializer) && initializer.elements.length === 0) ||
           (isObjectLiteralExpression(initializer) && initializer.properties.length === 0) ||
@@ -87,6 +88,8 @@ t.test('each kind of state and work is found', (t) => {
   ]
   const right = [
     'const methods = new Set(["GET"])',
+    'const nobody: ReadonlySet<string> = new Set()',
+    'const none: readonly string[] = []',
     'const none = Object.freeze([])',
     'const modes = { a: 1 }',
     'export default definePlugin({ name: "x", apply() { let count = 0; count++ } })',

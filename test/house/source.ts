@@ -29,14 +29,16 @@ export const root = fileURLToPath(new URL('../../../', import.meta.url))
 /** A path from the root, and the text of the file. */
 export type Source = readonly [path: string, text: string]
 
-/** The TypeScript files below these folders. */
-export function readSources(...folders: readonly string[]): Source[] {
-  return folders.flatMap((folder) =>
-    readdirSync(join(root, folder), { recursive: true, encoding: 'utf8' })
-      .filter((path) => path.endsWith('.ts'))
-      .map((path) => posix.join(folder, path))
-      .map((path): Source => [path, readFileSync(join(root, path), 'utf8')])
-  )
+/** These TypeScript files, and those below these folders. */
+export function readSources(...places: readonly string[]): Source[] {
+  return places
+    .flatMap((place) =>
+      place.endsWith('.ts')
+        ? [place]
+        : readdirSync(join(root, place), { recursive: true, encoding: 'utf8' }).map((path) => posix.join(place, path))
+    )
+    .filter((path) => path.endsWith('.ts'))
+    .map((path): Source => [path, readFileSync(join(root, path), 'utf8')])
 }
 
 /** Parses all at once with TypeScript's own parser; nothing is resolved or checked. */
