@@ -1,0 +1,719 @@
+import { randomUUID } from 'node:crypto'
+import { access, constants, open, readlink, realpath, rename, rm, stat } from 'node:fs/promises'
+import { dirname, resolve } from 'node:path'
+import { CodedError, isCoded, messageOf } from './errors.ts'
+import type { Entry, JsonObject } from './program.ts'
+import {
+  type Inline,
+  isArray,
+  isEqual,
+  isTable,
+  lineBreak,
+  maxDepth,
+  type Pair,
+  type Path,
+  parseToml,
+  renderPair,
+  renderValue,
+  type Section,
+  scan,
+  type Span,
+  type Value
+} from './toml.ts'
+
+/** One change of a program. `before` is the id of an entry; without it the place is the end. */
+export type ProgramEdit =
+  | { readonly op: 'set-config'; readonly id: string; readonly config: JsonObject }
+  | { readonly op: 'set-disabled'; readonly id: string; readonly disabled: boolean }
+  | { readonly op: 'insert'; readonly entry: Entry; readonly before?: string }
+  | { readonly op: 'remove'; readonly id: string }
+  /** All at once, so that two entries may swap their ids. */
+  | { readonly op: 'rename'; readonly ids: readonly (readonly [old: string, next: string])[] }
+  /** The entries stand together afterwards, in this order. */
+  | { readonly op: 'move'; readonly ids: readonly string[]; readonly before?: string }
+
+type Tree = Readonly<Record<string, unknown>>
+
+/**
+ * Changes the text of a program file, and of it only what the edits are about: comments, order, quoting and number
+ * formats elsewhere stay as they are. Comment lines right above an entry and right below its last line move and go
+ * with it, but for those at the top of the file; a comment behind a value goes with the value.
+ *
+ * The result is read again and compared with what was wanted, in types and amounts.
+ * @throws CodedError `PROGRAM_EDIT_FAILED` when they differ, or when TOML has no form for what is wanted (null);
+ *   `PROGRAM_NO_ENTRY` for an id that is not there
+ * @throws TomlError when the text is not valid
+ */
+export function editProgram(text: string, edits: readonly ProgramEdit[]): string {
+  let tree: Tree = parseToml(text)
+  let edited = text
+  try {
+    for (const edit of edits) {
+      edited = editText(edited, tree, edit)
+      tree = editTree(tree, edit)
+    }
+    assertSame(parseToml(edited), tree)
+  } catch (error) {
+    if (isCoded(error)) throw error
+    throw new CodedError('PROGRAM_EDIT_FAILED', `the program file cannot be changed so: ${messageOf(error)}`, {
+      cause: error
+    })
+  }
+  return edited
+}
+
+/**
+ * Gives the value at `path` of any TOML text another value, by the smallest change; tables are compared key by key.
+ * @throws TypeError for what TOML cannot hold, TomlError for a text that is not valid
+ */
+export function setIn(text: string, path: Path, value: unknown): string {
+  return patch(text, path, toWritable(value, path.length), eolOf(text))
+}
+
+function patch(text: string, path: Path, value: unknown, eol: string): string {
+  for (;;) {
+    const changes = diff(lookUp(parseToml(text), path), value, path)
+    // What goes first makes room: a table that turns into a number leaves, then the number comes.
+    const step = (['remove', 'replace', 'add'] as const).find((kind) => changes.some((change) => change.kind === kind))
+    if (step === undefined) return text
+    const changed = applyChanges(
+      text,
+      changes.filter(({ kind }) => kind === step),
+      eol
+    )
+    if (changed === text) throw new TypeError(`there is no way to write ${path.join('.')}`)
+    text = changed
+  }
+}
+
+function eolOf(text: string): string {
+  return text.includes('\r\n') ? '\r\n' : '\n'
+}
+
+// What is wanted, as data.
+
+function editTree(tree: Tree, edit: ProgramEdit): Tree {
+  const entries = entriesOf(tree)
+  const wanted = (): readonly Tree[] => {
+    switch (edit.op) {
+      case 'set-config':
+        return entries.map((entry) => (entry['id'] === edit.id ? { ...entry, config: edit.config } : entry))
+      case 'set-disabled':
+        return entries.map((entry) => (entry['id'] === edit.id ? { ...entry, disabled: edit.disabled } : entry))
+      case 'remove':
+        return entries.filter((entry) => entry['id'] !== edit.id)
+      case 'rename': {
+        const names = new Map<unknown, string>(edit.ids)
+        return entries.map((entry) => ({ ...entry, id: names.get(entry['id']) ?? entry['id'] }))
+      }
+      case 'insert':
+      case 'move': {
+        const moved =
+          edit.op === 'insert' ? [toTable(edit.entry)] : edit.ids.map((id) => entries[indexOf(tree, id)] as Tree)
+        const rest = entries.filter((entry) => !moved.includes(entry))
+        const at = edit.before === undefined ? rest.length : rest.findIndex((entry) => entry['id'] === edit.before)
+        return [...rest.slice(0, at), ...moved, ...rest.slice(at)]
+      }
+    }
+  }
+  return { ...tree, entry: wanted() }
+}
+
+/** @throws CodedError `PROGRAM_EDIT_FAILED` */
+function assertSame(found: Tree, wanted: Tree): void {
+  const plain = (tree: Tree) => ({
+    ...tree,
+    // What an entry leaves out has these values; so has what a change takes away from it.
+    entry: entriesOf(tree).map((entry) => ({
+      ...entry,
+      config: entry['config'] ?? {},
+      disabled: entry['disabled'] ?? false
+    }))
+  })
+  if (isEqual(plain(found), plain(wanted))) return
+  throw new CodedError('PROGRAM_EDIT_FAILED', 'the changed program file does not read as wanted; nothing was written')
+}
+
+function entriesOf(tree: Tree): readonly Tree[] {
+  return isArray(tree['entry']) ? (tree['entry'] as readonly Tree[]) : []
+}
+
+function indexOf(tree: Tree, id: string): number {
+  const index = entriesOf(tree).findIndex((entry) => entry['id'] === id)
+  if (index < 0) throw new CodedError('PROGRAM_NO_ENTRY', `there is no entry '${id}'`, { detail: { id } })
+  return index
+}
+
+/** An entry as a table without what goes without saying, its config last. */
+function toTable({ id, plugin, config, ...rest }: Entry): Tree {
+  const members = Object.entries(rest).filter(([, value]) => value !== undefined && value !== false)
+  const last = Object.keys(config).length > 0 ? [['config', config] as const] : []
+  return toWritable(Object.fromEntries([['id', id], ['plugin', plugin], ...members, ...last]), 2) as Tree
+}
+
+/** A copy without undefined members. @throws TypeError for what TOML cannot hold */
+function toWritable(value: unknown, depth: number): unknown {
+  if (depth > maxDepth) throw new TypeError(`it is nested deeper than ${maxDepth} levels`)
+  if (isArray(value)) return value.map((item) => toWritable(item, depth + 1))
+  if (isTable(value)) {
+    if (Object.hasOwn(value, '__proto__')) throw new TypeError("the key '__proto__' is not allowed")
+    const members = Object.entries(value).filter(([, item]) => item !== undefined)
+    return Object.fromEntries(members.map(([key, item]) => [key, toWritable(item, depth + 1)]))
+  }
+  renderValue(value)
+  return value
+}
+
+function lookUp(tree: unknown, path: Path): unknown {
+  let found = tree
+  for (const key of path) {
+    if (isArray(found)) found = found[Number(key)]
+    else found = isTable(found) && Object.hasOwn(found, key) ? found[key] : undefined
+  }
+  return found
+}
+
+// From one value to another, step by step.
+
+type Change =
+  | { readonly kind: 'remove'; readonly path: Path }
+  | { readonly kind: 'replace'; readonly path: Path; readonly value: unknown }
+  /** Members of the table, or elements of the array from index `at` on. */
+  | { readonly kind: 'add'; readonly parent: Path; readonly at: number; readonly members: readonly Member[] }
+
+type Member = readonly [key: string, value: unknown]
+
+function diff(was: unknown, value: unknown, path: Path): readonly Change[] {
+  if (was === undefined) return [add(path.slice(0, -1), 0, [[String(path.at(-1)), value]])]
+  if (isEqual(was, value)) return []
+  if (isTable(was) && isTable(value)) {
+    const gone = Object.keys(was).filter((key) => !Object.hasOwn(value, key))
+    const come = Object.entries(value).filter(([key]) => !Object.hasOwn(was, key))
+    const both = Object.keys(value).filter((key) => Object.hasOwn(was, key))
+    return [
+      ...gone.map((key) => remove([...path, key])),
+      ...both.flatMap((key) => diff(was[key], value[key], [...path, key])),
+      ...(come.length > 0 ? [add(path, 0, come)] : [])
+    ]
+  }
+  if (isArray(was) && isArray(value)) {
+    // Equal elements at both ends stay; between them, elements change in place as far as they reach.
+    let [head, tail] = [0, 0]
+    const shorter = Math.min(was.length, value.length)
+    while (head < shorter && isEqual(was[head], value[head])) head++
+    while (tail < shorter - head && isEqual(was.at(-1 - tail), value.at(-1 - tail))) tail++
+    const common = shorter - tail
+    const indexes = Array.from({ length: was.length - tail - head }, (_, index) => head + index)
+    const come = value.slice(common, value.length - tail)
+    return [
+      ...indexes.map((index) =>
+        index < common ? diff(was[index], value[index], [...path, index]) : [remove([...path, index])]
+      ),
+      come.length > 0
+        ? [
+            add(
+              path,
+              common,
+              come.map((item) => ['', item])
+            )
+          ]
+        : []
+    ].flat()
+  }
+  return [{ kind: 'replace', path, value }]
+}
+
+function remove(path: Path): Change {
+  return { kind: 'remove', path }
+}
+
+function add(parent: Path, at: number, members: readonly Member[]): Change {
+  return { kind: 'add', parent, at, members }
+}
+
+// Where things are, and the pieces of text to change.
+
+interface Splice extends Span {
+  readonly text: string
+}
+
+type Container = Section | Inline
+
+/** All that defines the value at a path. */
+interface Definition {
+  /** The one piece of text it is, with its place among the items of `container`. */
+  readonly value: Value | undefined
+  readonly container: Container | undefined
+  readonly index: number
+  /** Its own section. */
+  readonly section: Section | undefined
+  /** Sections below it. */
+  readonly children: readonly Section[]
+  /** Pairs with dotted keys that go through it. */
+  readonly dotted: readonly { readonly container: Container; readonly index: number; readonly names: number }[]
+}
+
+function find(sections: readonly Section[], path: Path): Definition {
+  const dotted: { container: Container; index: number; names: number }[] = []
+  let place: { value: Value; container: Container; index: number } | undefined
+  const search = (container: Container, rest: Path): void => {
+    for (const [index, item] of container.items.entries()) {
+      const names = 'keys' in item ? item.keys.map(({ name }) => name) : [index]
+      const value = 'keys' in item ? item.value : item
+      if (startsWith(names, rest) && names.length > rest.length) dotted.push({ container, index, names: rest.length })
+      else if (startsWith(rest, names)) {
+        if (rest.length === names.length) place = { value, container, index }
+        else if (value.kind !== 'scalar') search(value, rest.slice(names.length))
+      }
+    }
+  }
+  for (const section of sections) {
+    if (section.path.length < path.length && startsWith(path, section.path)) {
+      search(section, path.slice(section.path.length))
+    }
+  }
+  const inside = sections.filter((section) => startsWith(section.path, path))
+  const section = inside.find(({ path: { length } }) => length === path.length)
+  return {
+    value: place?.value,
+    container: place?.container,
+    index: place?.index ?? 0,
+    section,
+    children: inside.filter((child) => child !== section),
+    dotted
+  }
+}
+
+function startsWith(path: Path, start: Path): boolean {
+  return start.length <= path.length && start.every((name, index) => name === path[index])
+}
+
+function applyChanges(text: string, changes: readonly Change[], eol: string): string {
+  const sections = scan(text)
+  const splices: Splice[] = []
+  const gone = new Map<Container, Set<number>>()
+  const goneSections = new Set<Section>()
+  const takeAway = ({ value, container, index, section, children, dotted }: Definition) => {
+    for (const place of value === undefined || container === undefined ? dotted : [{ container, index }]) {
+      const indexes = gone.get(place.container) ?? new Set()
+      gone.set(place.container, indexes.add(place.index))
+    }
+    for (const child of section === undefined ? children : [section, ...children]) goneSections.add(child)
+  }
+  const grown = new Set<Container>()
+
+  for (const change of changes) {
+    if (change.kind === 'remove') takeAway(find(sections, change.path))
+    else if (change.kind === 'replace') {
+      const found = find(sections, change.path)
+      // What is spread over sections or dotted keys leaves; the next round adds what replaces it.
+      if (found.value === undefined) takeAway(found)
+      else {
+        const { start, end } = found.value
+        splices.push({ start, end, text: renderValue(change.value, text.slice(start, end)) })
+      }
+    } else {
+      const found = find(sections, change.parent)
+      const growing = found.value?.kind === 'scalar' ? undefined : (found.value ?? found.dotted.at(-1)?.container)
+      // Two insertions into one `{ … }` would both deal with its last comma.
+      if (growing !== undefined && 'kind' in growing && grown.has(growing)) continue
+      if (growing !== undefined) grown.add(growing)
+      const added = addMembers(text, sections, found, change, eol)
+      if (added === undefined) takeAway(found)
+      else splices.push(...added)
+    }
+  }
+  for (const [container, indexes] of gone) splices.push(...removeItems(text, container, indexes))
+  splices.push(...removeSections(text, sections, goneSections))
+  return splice(text, splices)
+}
+
+function splice(text: string, splices: readonly Splice[]): string {
+  let result = text
+  // From the end; where two begin at one place, the one that takes text away comes first.
+  for (const { start, end, text: piece } of splices.toSorted((a, b) => b.start - a.start || b.end - a.end)) {
+    result = result.slice(0, start) + piece + result.slice(end)
+  }
+  return result
+}
+
+/** @returns `undefined` when the array must be written anew to hold them */
+function addMembers(
+  text: string,
+  sections: readonly Section[],
+  { value, section, children, dotted }: Definition,
+  { parent, at, members }: Change & { kind: 'add' },
+  eol: string
+): readonly Splice[] | undefined {
+  const pairs = members.map(([key, item]) => renderPair(key, item))
+  if (value?.kind === 'table') return insertItems(text, value, value.items.length, pairs, eol)
+  if (value?.kind === 'array') {
+    const items = members.map(([, item]) => renderValue(item))
+    return insertItems(text, value, at, items, eol)
+  }
+  if (section !== undefined) {
+    const anchor = section.items.at(-1) ?? section
+    if (anchor.end > contentStart(text)) return [insertLines(text, anchor, pairs, eol)]
+    return [insertBlocks(text, blocksOf(text, sections)[1]?.start, [pairs.join(eol) + eol], eol)]
+  }
+  const last = dotted.at(-1)
+  if (last !== undefined) {
+    const pair = last.container.items[last.index] as Pair
+    const prefix = text.slice(pair.start, pair.keys[last.names - 1]?.end)
+    const lines = pairs.map((line) => `${prefix}.${line}`)
+    return 'kind' in last.container
+      ? insertItems(text, last.container, last.index + 1, lines, eol)
+      : [insertLines(text, pair, lines, eol)]
+  }
+
+  // It is there by the sections below it only; their headers tell its name.
+  const child = children[0] as Section
+  const names = parent.filter((name) => typeof name === 'string').length
+  const name = text.slice(child.keys[0]?.start, child.keys[names - 1]?.end)
+  const blocks = blocksOf(text, sections)
+  const blockOf = (wanted: Section | undefined) => blocks[sections.indexOf(wanted as Section)]
+  if (typeof child.path[parent.length] === 'string') {
+    return [insertBlocks(text, blockOf(child)?.start, [[`[${name}]`, ...pairs, ''].join(eol)], eol)]
+  }
+  if (!members.every(([, item]) => isTable(item))) return undefined
+  const elements = members.map(([, item]) => toLines(`[[${name}]]`, item as Tree, eol))
+  const next = blockOf(children.find(({ path }) => path.length === parent.length + 1 && path[parent.length] === at))
+  return [insertBlocks(text, next?.start, elements, eol, blockOf(children.at(-1))?.end)]
+}
+
+function toLines(header: string, table: Tree, eol: string): string {
+  return [header, ...Object.entries(table).map(([key, item]) => renderPair(key, item)), ''].join(eol)
+}
+
+// Lines of sections.
+
+function contentStart(text: string): number {
+  return text.startsWith('\uFEFF') ? 1 : 0
+}
+
+function lineStart(text: string, offset: number): number {
+  return Math.max(contentStart(text), text.lastIndexOf('\n', offset - 1) + 1)
+}
+
+/** Where the next line begins. */
+function lineEnd(text: string, offset: number): number {
+  const end = text.indexOf('\n', offset)
+  return end < 0 ? text.length : end + 1
+}
+
+function lineAt(text: string, start: number): string {
+  return text.slice(start, lineBreak(text, start)).trim()
+}
+
+/** New lines below that of `anchor`, indented alike. */
+function insertLines(text: string, anchor: Span, lines: readonly string[], eol: string): Splice {
+  const indent = text.slice(lineStart(text, anchor.start), anchor.start)
+  const at = lineEnd(text, anchor.end)
+  const piece = lines.map((line) => indent + line).join(eol)
+  return { start: at, end: at, text: text[at - 1] === '\n' ? piece + eol : eol + piece }
+}
+
+/** Each section with its comments and pairs, without the blank lines around; by the index of the section. */
+function blocksOf(text: string, sections: readonly Section[]): readonly Span[] {
+  const ends = sections
+    .map(({ end, items }) => items.at(-1)?.end ?? end)
+    .map((end) => (end > contentStart(text) ? lineEnd(text, end) : end))
+  const starts = sections.map((section, index) => {
+    const header = lineStart(text, section.start)
+    const floor = ends[index - 1] ?? header
+    let start = header
+    while (start > floor && lineAt(text, lineStart(text, start - 1)).startsWith('#')) start = lineStart(text, start - 1)
+    // What stands at the top is about the file.
+    return start === contentStart(text) ? header : start
+  })
+  return sections.map((_, index) => {
+    let end = ends[index] as number
+    const limit = starts[index + 1] ?? text.length
+    while (end < limit && lineAt(text, end).startsWith('#')) end = lineEnd(text, end)
+    return { start: starts[index] as number, end }
+  })
+}
+
+/** Blocks before the one at `next`, or behind all that ends at `end`, with blank lines between them. */
+function insertBlocks(
+  text: string,
+  next: number | undefined,
+  blocks: readonly string[],
+  eol: string,
+  end = text.length
+): Splice {
+  if (next !== undefined) return { start: next, end: next, text: blocks.map((block) => block + eol).join('') }
+  const before = text.slice(contentStart(text), end)
+  const gap = before === '' || /\n[ \t\r]*\n$/.test(before) ? '' : before.endsWith('\n') ? eol : eol + eol
+  const after = end < text.length && lineAt(text, end) !== '' ? eol : ''
+  return { start: end, end, text: gap + blocks.join(eol) + after }
+}
+
+/** Takes blocks away, each with the blank lines below it (above it, at the end of the text). */
+function cutBlocks(text: string, blocks: readonly Span[]): readonly Splice[] {
+  const skipBlank = (at: number) => {
+    while (at < text.length && lineAt(text, at) === '') at = lineEnd(text, at)
+    return at
+  }
+  const merged: { start: number; end: number }[] = []
+  for (const { start, end } of [...blocks].sort((a, b) => a.start - b.start)) {
+    const last = merged.at(-1)
+    if (last?.end === start) last.end = skipBlank(end)
+    else merged.push({ start, end: skipBlank(end) })
+  }
+  return merged.map(({ start, end }) => {
+    while (end === text.length && start > contentStart(text) && lineAt(text, lineStart(text, start - 1)) === '') {
+      start = lineStart(text, start - 1)
+    }
+    return { start, end, text: '' }
+  })
+}
+
+function removeSections(text: string, sections: readonly Section[], gone: ReadonlySet<Section>): readonly Splice[] {
+  if (gone.size === 0) return []
+  return cutBlocks(
+    text,
+    runsOf(blocksOf(text, sections), (index) => gone.has(sections[index] as Section))
+  )
+}
+
+/** Neighbouring blocks as one, with what is between them. */
+function runsOf(blocks: readonly Span[], isMine: (index: number) => boolean): readonly Span[] {
+  const runs: { start: number; end: number }[] = []
+  for (const [index, { start, end }] of blocks.entries()) {
+    if (!isMine(index)) continue
+    const last = runs.at(-1)
+    if (last !== undefined && isMine(index - 1)) last.end = end
+    else runs.push({ start, end })
+  }
+  return runs
+}
+
+// Items of sections, tables and arrays.
+
+/** The first comma between two offsets that is in no comment. */
+function findComma(text: string, from: number, to: number): number | undefined {
+  const match = /^(?:[^,#]|#[^\n]*)*,/.exec(text.slice(from, to))
+  return match === null ? undefined : from + match[0].length - 1
+}
+
+function startsLine(text: string, offset: number): boolean {
+  return text.slice(lineStart(text, offset), offset).trim() === ''
+}
+
+function insertItems(
+  text: string,
+  into: Inline,
+  at: number,
+  pieces: readonly string[],
+  eol: string
+): readonly Splice[] {
+  const close = into.end - 1
+  const insert = (start: number, piece: string): Splice => ({ start, end: start, text: piece })
+  const indentOf = (offset: number) => /^[ \t]*/.exec(text.slice(lineStart(text, offset), offset))?.[0] ?? ''
+
+  const next = into.items[at]
+  if (next !== undefined) {
+    const gap = startsLine(text, next.start) ? `,${eol}${indentOf(next.start)}` : ', '
+    return [insert(next.start, pieces.map((piece) => piece + gap).join(''))]
+  }
+
+  const last = into.items.at(-1)
+  if (last === undefined) {
+    const inner = text.slice(into.start + 1, close)
+    if (!inner.includes('\n')) {
+      const pad = into.kind === 'table' ? ' ' : ''
+      return [{ start: into.start + 1, end: close, text: pad + pieces.join(', ') + pad }]
+    }
+    const indent = `${indentOf(close)}  `
+    const line = indent + pieces.join(`,${eol}${indent}`)
+    // Behind a comment, a new line; the bracket keeps its own.
+    return startsLine(text, close) ? [insert(lineStart(text, close), line + eol)] : [insert(close, eol + line + eol)]
+  }
+
+  const comma = findComma(text, last.end, close)
+  const end = lineBreak(text, comma ?? last.end)
+  if (end > close || !startsLine(text, last.start)) {
+    return [insert(last.end, pieces.map((piece) => `, ${piece}`).join(''))]
+  }
+  const gap = eol + indentOf(last.start)
+  const lines = pieces.map((piece) => gap + piece).join(',')
+  return comma === undefined ? [insert(last.end, ','), insert(end, lines)] : [insert(end, `${lines},`)]
+}
+
+function removeItems(text: string, from: Container, indexes: ReadonlySet<number>): readonly Splice[] {
+  const cut = (start: number, end: number): Splice => ({ start, end, text: '' })
+  if (!('kind' in from)) {
+    return [...indexes].map((index) => {
+      const { start, end } = from.items[index] as Pair
+      return cut(lineStart(text, start), lineEnd(text, end))
+    })
+  }
+  const close = from.end - 1
+  const kept = from.items.findLastIndex((_, index) => !indexes.has(index))
+  if (
+    kept < 0 &&
+    !/[\n#]/.test(text.slice(from.start, from.items[0]?.start) + text.slice(from.items.at(-1)?.end, close))
+  ) {
+    return [cut(from.start + 1, close)]
+  }
+  const splices: Splice[] = []
+  for (const index of indexes) {
+    const { start, end } = from.items[index] as Pair | Value
+    const comma = findComma(text, end, from.items[index + 1]?.start ?? close)
+    const after = comma === undefined ? end : comma + 1
+    const rest = lineBreak(text, after)
+    const alone = startsLine(text, start) && rest < close && /^\s*(#.*)?$/.test(text.slice(after, rest))
+    if (alone) splices.push(cut(lineStart(text, start), lineEnd(text, after)))
+    else
+      splices.push(
+        cut(start, after + (/^[ \t]*/.exec(text.slice(after))?.[0].length ?? 0) * (comma === undefined ? 0 : 1))
+      )
+  }
+  // The comma behind the last one that stays goes, unless a comma stood at the end before.
+  const last = from.items.at(-1)
+  const first = from.items[kept + 1]
+  if (kept >= 0 && first !== undefined && last !== undefined && findComma(text, last.end, close) === undefined) {
+    const comma = findComma(text, from.items[kept]?.end ?? 0, first.start) ?? first.start
+    const blank = /^[ \t]*$/.test(text.slice(comma + 1, first.start))
+    splices.push(cut(comma, blank ? first.start : comma + 1))
+  }
+  return splices
+}
+
+// Entries.
+
+function editText(text: string, tree: Tree, edit: ProgramEdit): string {
+  switch (edit.op) {
+    case 'set-config':
+      return setMember(text, indexOf(tree, edit.id), 'config', edit.config)
+    case 'set-disabled':
+      return setMember(text, indexOf(tree, edit.id), 'disabled', edit.disabled)
+    case 'rename':
+      return edit.ids.reduce((renamed, [old, next]) => setMember(renamed, indexOf(tree, old), 'id', next), text)
+    case 'remove':
+      return rearrange(text, tree, [indexOf(tree, edit.id)], [], undefined)
+    case 'insert':
+      return rearrange(text, tree, [], [edit.entry], edit.before)
+    case 'move':
+      return rearrange(
+        text,
+        tree,
+        edit.ids.map((id) => indexOf(tree, id)),
+        undefined,
+        edit.before
+      )
+  }
+}
+
+/** Works on the text of the entry alone where that is one piece: the rest may be long. */
+function setMember(text: string, index: number, key: string, value: unknown): string {
+  const writable = toWritable(value, 3)
+  const sections = scan(text)
+  const mine = sections.flatMap(({ path }, at) => (path[0] === 'entry' && path[1] === index ? [at] : []))
+  const [first, last] = [sections[mine[0] ?? -1], sections[mine.at(-1) ?? -1]]
+  const { length } = mine
+  if (first === undefined || last === undefined || (mine.at(-1) ?? 0) - (mine[0] ?? 0) >= length) {
+    return patch(text, ['entry', index, key], writable, eolOf(text))
+  }
+  const start = lineStart(text, first.start)
+  const end = lineEnd(text, last.items.at(-1)?.end ?? last.end)
+  return (
+    text.slice(0, start) + patch(text.slice(start, end), ['entry', 0, key], writable, eolOf(text)) + text.slice(end)
+  )
+}
+
+/** Takes entries out, and puts these (or new ones) before the entry named, or at the end. */
+function rearrange(
+  text: string,
+  tree: Tree,
+  out: readonly number[],
+  fresh: readonly Entry[] | undefined,
+  before: string | undefined
+): string {
+  const eol = eolOf(text)
+  const next = before === undefined ? undefined : indexOf(tree, before)
+  if (next !== undefined && out.includes(next)) throw new TypeError('entries cannot be moved before one of themselves')
+  const rest = entriesOf(tree).flatMap((_, index) => (out.includes(index) ? [] : [index]))
+  const at = next === undefined ? rest.length : rest.indexOf(next)
+
+  const sections = scan(text)
+  const { value: list } = find(sections, ['entry'])
+  if (list?.kind === 'array') {
+    const moved = out.map((index) => list.items[index] as Span).map(({ start, end }) => text.slice(start, end))
+    const pieces = fresh?.map((entry) => renderValue(toTable(entry))) ?? moved
+    const left = splice(text, removeItems(text, list, new Set(out)))
+    const { value: shorter } = find(scan(left), ['entry'])
+    return pieces.length === 0 ? left : splice(left, insertItems(left, shorter as Inline, at, pieces, eol))
+  }
+
+  const blocks = blocksOf(text, sections)
+  const runs = (index: number) =>
+    runsOf(blocks, (block) => sections[block]?.path[0] === 'entry' && sections[block]?.path[1] === index)
+  const cuts = out.flatMap(runs)
+  const moved = out.map((index) =>
+    runs(index)
+      .map(({ start, end }) => toBlock(text.slice(start, end), eol))
+      .join(eol)
+  )
+  const pieces = fresh?.map((entry) => toLines('[[entry]]', toTable(entry), eol)) ?? moved
+  if (pieces.length === 0) return splice(text, cutBlocks(text, cuts))
+  const end = rest.length > 0 ? runs(rest.at(-1) as number).at(-1)?.end : undefined
+  const start = next === undefined ? undefined : runs(next)[0]?.start
+  return splice(text, [...cutBlocks(text, cuts), insertBlocks(text, start, pieces, eol, end)])
+}
+
+function toBlock(text: string, eol: string): string {
+  return text.endsWith('\n') ? text : text + eol
+}
+
+// The file.
+
+/**
+ * Replaces a file as a whole: whoever reads it finds the old text or the new one. A link stays a link, its target is
+ * replaced; the mode of the file stays.
+ * @throws CodedError `PROGRAM_NOT_SAVED`; the file is as it was then, and nothing is left beside it
+ */
+export async function writeProgramFile(path: string, text: string): Promise<void> {
+  let temporary: string | undefined
+  try {
+    const target = await resolveLinks(path)
+    const old = await stat(target).catch(() => undefined) // a new file then
+    if (old !== undefined) await access(target, constants.W_OK)
+    temporary = `${target}.tmp-${process.pid}-${randomUUID().slice(0, 8)}`
+    const file = await open(temporary, 'wx', old?.mode ?? 0o666)
+    try {
+      await file.writeFile(text)
+      // The mask of the process may have taken from the mode it was opened with.
+      if (old !== undefined) await file.chmod(old.mode)
+      await file.sync()
+    } finally {
+      await file.close()
+    }
+    await rename(temporary, target)
+    await syncFolder(dirname(target))
+  } catch (error) {
+    if (temporary !== undefined) await rm(temporary, { force: true })
+    throw new CodedError('PROGRAM_NOT_SAVED', `${path} could not be written: ${messageOf(error)}`, {
+      cause: error,
+      detail: { path }
+    })
+  }
+}
+
+/** The file behind a link, also where it is not there yet. */
+async function resolveLinks(path: string): Promise<string> {
+  try {
+    return await realpath(path)
+  } catch {
+    const target = await readlink(path).catch(() => undefined) // no link
+    return target === undefined ? resolve(path) : resolve(dirname(path), target)
+  }
+}
+
+/** Makes the rename itself durable, where the system can do that for a folder. */
+async function syncFolder(path: string): Promise<void> {
+  const folder = await open(path).catch(() => undefined)
+  await folder?.sync().catch(() => undefined)
+  await folder?.close()
+}
