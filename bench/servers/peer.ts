@@ -1,9 +1,9 @@
-/** A peer of `http-floor`: `peer.js node|fastify|hono`. The work is in `checks.ts`; here is only the framework. */
+/** A peer of `http-floor`: `peer.js node|fastify|hono [jose]`. The work is in `checks.ts`; here is only the framework. */
 import { createServer } from 'node:http'
 import { loadPeer } from '../peers.ts'
 import { createChecks, executeBody, noteBody } from './checks.ts'
 
-const checks = createChecks()
+const checks = createChecks(process.argv[3] === 'jose' ? 'jose' : 'hmac')
 await checks.ready
 const announce = (port: number) => console.log(`http://127.0.0.1:${port}`)
 const refusals = { 400: { error: 'invalid body' }, 401: { error: 'unauthorized' } } as const
@@ -22,17 +22,18 @@ const servers: Readonly<Record<string, () => unknown>> = {
       }
       const parts: Buffer[] = []
       request.on('data', (part: Buffer) => parts.push(part))
-      request.on('end', () => {
-        const body: unknown = JSON.parse(Buffer.concat(parts).toString())
+      request.on('end', () => void handle(JSON.parse(Buffer.concat(parts).toString())))
+      const handle = async (body: unknown) => {
         if (request.url === '/agent/execute') {
           if (!checks.isExecuteBody(body)) return answer(400, refusals[400])
-          void checks.execute(body).then((result) => answer(result === undefined ? 400 : 200, result ?? refusals[400]))
+          const result = await checks.execute(body)
+          answer(result === undefined ? 400 : 200, result ?? refusals[400])
         } else {
-          if (!checks.isUser(request.headers.authorization)) return answer(401, refusals[401])
+          if (!(await checks.isUser(request.headers.authorization))) return answer(401, refusals[401])
           if (!checks.isNoteBody(body)) return answer(400, refusals[400])
           answer(200, checks.readNote(body))
         }
-      })
+      }
     })
     server.listen(0, '127.0.0.1', () => announce((server.address() as { port: number }).port))
   },
@@ -52,7 +53,7 @@ const servers: Readonly<Record<string, () => unknown>> = {
         schema: { body: noteBody },
         // biome-ignore lint/suspicious/noExplicitAny: the peer is untyped here
         onRequest: async (request: any, reply: any) => {
-          if (!checks.isUser(request.headers.authorization)) return reply.code(401).send(refusals[401])
+          if (!(await checks.isUser(request.headers.authorization))) return reply.code(401).send(refusals[401])
         }
       },
       // biome-ignore lint/suspicious/noExplicitAny: the peer is untyped here
@@ -75,7 +76,7 @@ const servers: Readonly<Record<string, () => unknown>> = {
     })
     // biome-ignore lint/suspicious/noExplicitAny: the peer is untyped here
     app.post('/bench/note', async (c: any) => {
-      if (!checks.isUser(c.req.header('authorization'))) return c.json(refusals[401], 401)
+      if (!(await checks.isUser(c.req.header('authorization')))) return c.json(refusals[401], 401)
       const body: unknown = await c.req.json()
       return checks.isNoteBody(body) ? c.json(checks.readNote(body)) : c.json(refusals[400], 400)
     })
