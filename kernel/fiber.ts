@@ -188,6 +188,8 @@ export class Fiber {
       this.#failed = target
       this.#wasActive = false
       this.#rest('Failed')
+      // Whoever starts the kernel is about to be told why it cannot.
+      if (target.plugin.essential && !this.kernel.started) return
       this.kernel.log.error(`entry '${this.entry}' failed to start: ${messageOf(error)}`, { entry: this.entry, error })
     }
   }

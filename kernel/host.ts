@@ -5,7 +5,7 @@ import { editProgram, type ProgramEdit, writeProgramFile } from './edit.ts'
 import { CodedError, isCoded, messageOf } from './errors.ts'
 import type { Target } from './generation.ts'
 import { Kernel } from './kernel.ts'
-import type { Logger } from './log.ts'
+import { type Logger, silentLogger } from './log.ts'
 import { isGroup, planSteps, type Step } from './plan.ts'
 import { definePlugin, type Plugin } from './plugin.ts'
 import {
@@ -44,7 +44,7 @@ interface Prepared {
  * @throws CodedError `PROGRAM_INVALID` with every fault, each with line, column and the nearest valid name
  */
 export async function checkProgram(options: Omit<HostOptions, 'log'>): Promise<Program> {
-  const host = new ProgramHost({ ...options, log: quiet })
+  const host = new ProgramHost({ ...options, log: silentLogger })
   return (await host.prepareAll(await host.read())).program
 }
 
@@ -58,8 +58,6 @@ export async function startKernel(options: HostOptions): Promise<ProgramHost> {
   await host.start()
   return host
 }
-
-const quiet: Logger = { debug() {}, info() {}, warn() {}, error() {}, with: () => quiet }
 
 /** Keeps a kernel and its program file telling the same story. */
 export class ProgramHost {
@@ -82,15 +80,19 @@ export class ProgramHost {
     const { program, targets } = await this.prepareAll(await this.read())
     kernel.settings = program.settings
     kernel.provide('kernel', this.#control())
-    const begun = [...targets].map(([id, { plugin, config }]) => kernel.begin({ id, plugin, config }))
-    const outcomes = await Promise.allSettled(begun)
-    await kernel.settled()
-    const entries = [...targets]
-    for (const [index, outcome] of outcomes.entries()) {
-      if (outcome.status === 'fulfilled' || entries[index]?.[1].plugin.essential !== true) continue
-      await kernel.stop()
-      throw outcome.reason
+    for (const [id, { plugin, config }] of targets) {
+      // Its failure is a state and a line in the log; what matters of it is looked at below.
+      kernel.begin({ id, plugin, config }).catch(() => {})
     }
+    await kernel.settled()
+    for (const [id, { plugin }] of targets) {
+      const fiber = kernel.fiber(id)
+      if (!plugin.essential || fiber?.state !== 'Failed') continue
+      const { error } = fiber
+      await kernel.stop()
+      throw error
+    }
+    kernel.started = true
     this.#current = program
     this.#ready = true
     kernel.events.emit('kernel/started')

@@ -32,6 +32,8 @@ export class Kernel {
   readonly services = new ServiceTable()
   readonly resources = new Resources()
   readonly events: Bus
+  /** Everything that can start has started: from here on a failure of an essential plugin is its own. */
+  started = false
   readonly #collections = new Map<string, Collection>()
   readonly #fibers = new Map<number, Fiber>()
   readonly #byEntry = new Map<string, Fiber>()

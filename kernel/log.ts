@@ -5,6 +5,8 @@ export type LogFields = Readonly<Record<string, unknown>>
 
 /** Where the house writes what happened. Fields never hold a secret. */
 export interface Logger {
+  /** Lines below it are not written. */
+  readonly level: LogLevel
   debug(message: string, fields?: LogFields): void
   info(message: string, fields?: LogFields): void
   warn(message: string, fields?: LogFields): void
@@ -24,15 +26,17 @@ export function createJsonLogger(options: {
   readonly write: (line: string) => void
   readonly now?: () => number
 }): Logger {
-  const threshold = ranks[options.level ?? 'info']
+  const level = options.level ?? 'info'
+  const threshold = ranks[level]
   const now = options.now ?? Date.now
   const build = (bound: LogFields): Logger => {
-    const line = (level: LogLevel) => (message: string, fields?: LogFields) => {
-      if (ranks[level] < threshold) return
-      const record = { time: new Date(now()).toISOString(), level, message, ...bound, ...fields }
+    const line = (at: LogLevel) => (message: string, fields?: LogFields) => {
+      if (ranks[at] < threshold) return
+      const record = { time: new Date(now()).toISOString(), level: at, message, ...bound, ...fields }
       options.write(`${JSON.stringify(record, toPlain)}\n`)
     }
     return {
+      level,
       debug: line('debug'),
       info: line('info'),
       warn: line('warn'),

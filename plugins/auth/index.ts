@@ -42,6 +42,7 @@ const prunePeriodMs = 3_600_000
 
 export default definePlugin({
   name: 'auth',
+  essential: true,
   inject: ['store', 'workers'],
   provides: ['auth'],
   config,
@@ -84,6 +85,7 @@ export default definePlugin({
 async function secretOf(ctx: Context<readonly ['store']>, configured: string, name: string): Promise<string> {
   if (configured.trim() !== '') return configured
   const { value, path, created } = await ctx.services.store.secret(name, () => randomBytes(32).toString('base64url'))
+  if (name === 'ADMIN_API_KEY') ctx.contribute('notices', { label: 'admin secret', text: `kept in ${path}` })
   if (created) ctx.log.info(`made a secret in place of ${name}`, { path })
   return value
 }

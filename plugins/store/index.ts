@@ -24,6 +24,7 @@ const config = schemaOf<Config>({
 
 export default definePlugin({
   name: 'store',
+  essential: true,
   provides: ['store'],
   config,
   async apply(ctx, config) {
