@@ -1,5 +1,6 @@
+import { messageOf } from './errors.ts'
 import type { Generation } from './generation.ts'
-import type { EventBus, EventName, Events, ListenOptions } from './plugin.ts'
+import type { EventBus, EventName, Events, ListenOptions, ServiceName } from './plugin.ts'
 
 export type AnyListener = (...args: never[]) => unknown
 
@@ -9,14 +10,17 @@ export class Listener {
   readonly owner: Generation | undefined
   readonly once: boolean
   readonly prepend: boolean
-  /** Visible, and not called yet if it is to be called once. */
+  readonly global: boolean
   on = false
+  /** It was to be called once, and has been. */
+  spent = false
 
   constructor(call: AnyListener, owner: Generation | undefined, options: ListenOptions = {}) {
     this.call = call as (...args: unknown[]) => unknown
     this.owner = owner
     this.once = options.once ?? false
     this.prepend = options.prepend ?? false
+    this.global = options.global ?? false
   }
 }
 
@@ -26,21 +30,31 @@ interface Topic {
   dispatched: number
 }
 
+type Accepts = (listener: Listener) => boolean
+
 export interface BusOptions {
   /** Told of what a listener threw; must not throw. */
   readonly onError: (event: string, error: unknown, owner: Generation | undefined) => void
+  /** The realm in which an entry sees a service. */
+  readonly realmOf: (entry: string, service: string) => string
 }
 
 /** The event bus. Dispatches to the listeners that were there when it began, less those that have left since. */
 export class Bus implements EventBus {
-  readonly #topics = new Map<string, Topic>()
-  readonly #onError: BusOptions['onError']
+  readonly #topics: Map<string, Topic>
+  readonly #options: BusOptions
+  readonly #accepts: Accepts | undefined
+  readonly #watchers: Topic
 
-  constructor(options: BusOptions) {
-    this.#onError = options.onError
+  constructor(options: BusOptions, parent?: Bus, accepts?: Accepts) {
+    this.#options = options
+    this.#topics = parent === undefined ? new Map() : parent.#topics
+    this.#accepts = accepts
+    this.#watchers = this.#topic('internal/dispatch')
   }
 
   add(event: string, listener: Listener): void {
+    if (listener.spent || this.#isVetoed(event, listener)) return
     const topic = this.#topic(event)
     listener.on = true
     topic.listeners = listener.prepend ? [listener, ...topic.listeners] : [...topic.listeners, listener]
@@ -53,35 +67,40 @@ export class Bus implements EventBus {
   }
 
   emit<K extends EventName>(event: K, ...args: Events[K]): void {
-    for (const listener of this.#dispatch(event)) {
+    for (const listener of this.#dispatch('emit', event, args)) {
       if (!listener.on) continue
-      if (listener.once) this.remove(event, listener)
+      if (listener.once) this.#spend(event, listener)
       try {
         const result = listener.call(...args)
-        if (result instanceof Promise) result.catch((error: unknown) => this.#onError(event, error, listener.owner))
+        if (result instanceof Promise) {
+          result.catch((error: unknown) => this.#options.onError(event, error, listener.owner))
+        }
       } catch (error) {
-        this.#onError(event, error, listener.owner)
+        this.#options.onError(event, error, listener.owner)
       }
     }
   }
 
   async parallel<K extends EventName>(event: K, ...args: Events[K]): Promise<void> {
     const outcomes = await Promise.allSettled(
-      this.#dispatch(event)
+      this.#dispatch('parallel', event, args)
         .filter((listener) => listener.on)
         .map(async (listener) => {
-          if (listener.once) this.remove(event, listener)
+          if (listener.once) this.#spend(event, listener)
           await listener.call(...args)
         })
     )
     const errors = outcomes.flatMap((outcome) => (outcome.status === 'rejected' ? [outcome.reason as unknown] : []))
-    if (errors.length > 0) throw new AggregateError(errors, `${errors.length} of the listeners of '${event}' failed`)
+    if (errors.length > 0) {
+      const list = errors.map(messageOf).join('; ')
+      throw new AggregateError(errors, `${errors.length} of the listeners of '${event}' failed: ${list}`)
+    }
   }
 
   async serial<K extends EventName>(event: K, ...args: Events[K]): Promise<unknown> {
-    for (const listener of this.#dispatch(event)) {
+    for (const listener of this.#dispatch('serial', event, args)) {
       if (!listener.on) continue
-      if (listener.once) this.remove(event, listener)
+      if (listener.once) this.#spend(event, listener)
       const result = await listener.call(...args)
       if (isAnswer(result)) return result
     }
@@ -89,30 +108,80 @@ export class Bus implements EventBus {
   }
 
   bail<K extends EventName>(event: K, ...args: Events[K]): unknown {
-    for (const listener of this.#dispatch(event)) {
+    for (const listener of this.#dispatch('bail', event, args)) {
       if (!listener.on) continue
-      if (listener.once) this.remove(event, listener)
+      if (listener.once) this.#spend(event, listener)
       const result = listener.call(...args)
       if (isAnswer(result)) return result
     }
     return undefined
   }
 
+  waterfall<K extends EventName, R>(event: K, args: Events[K], core: (...args: Events[K]) => R): R {
+    const listeners = this.#dispatch('waterfall', event, args)
+    const run = (index: number): R => {
+      const listener = listeners[index]
+      if (listener === undefined) return core(...args)
+      if (!listener.on) return run(index + 1)
+      if (listener.once) this.#spend(event, listener)
+      let called = false
+      const next = (): R => {
+        if (called) throw new Error('next() called multiple times')
+        called = true
+        return run(index + 1)
+      }
+      return listener.call(...args, next) as R
+    }
+    return run(0)
+  }
+
+  only(accepts: (entry: string) => boolean): EventBus {
+    return new Bus(this.#options, this, ({ owner }) => owner === undefined || accepts(owner.fiber.entry))
+  }
+
+  within(service: ServiceName, entry: string): EventBus {
+    const { realmOf } = this.#options
+    return this.only((other) => realmOf(other, service) === realmOf(entry, service))
+  }
+
   counts(): ReturnType<EventBus['counts']> {
     const byEvent: Record<string, number> = {}
     let total = 0
     for (const [event, topic] of [...this.#topics].sort(([a], [b]) => (a < b ? -1 : 1))) {
-      if (event.startsWith('internal/') || topic.dispatched === 0) continue
+      if (isInternal(event) || topic.dispatched === 0) continue
       byEvent[event] = topic.dispatched
       total += topic.dispatched
     }
     return { total, byEvent }
   }
 
-  #dispatch(event: string): readonly Listener[] {
+  #spend(event: string, listener: Listener): void {
+    listener.spent = true
+    this.remove(event, listener)
+  }
+
+  #dispatch(mode: string, event: string, args: readonly unknown[]): readonly Listener[] {
     const topic = this.#topic(event)
     topic.dispatched += 1
-    return topic.listeners
+    if (this.#watchers.listeners.length > 0 && !isInternal(event)) {
+      this.emit('internal/dispatch', { mode, event, args })
+    }
+    const accepts = this.#accepts
+    if (accepts === undefined) return topic.listeners
+    return topic.listeners.filter((listener) => listener.global || accepts(listener))
+  }
+
+  /** Fails closed: a guard that throws keeps the listener out. */
+  #isVetoed(event: string, listener: Listener): boolean {
+    const guards = this.#topics.get('internal/listener')
+    if (guards === undefined || guards.listeners.length === 0 || isInternal(event)) return false
+    const entry = listener.owner?.fiber.entry
+    try {
+      return this.bail('internal/listener', { event, entry }) !== undefined
+    } catch (error) {
+      this.#options.onError('internal/listener', error, listener.owner)
+      return true
+    }
   }
 
   #topic(event: string): Topic {
@@ -123,6 +192,10 @@ export class Bus implements EventBus {
     }
     return topic
   }
+}
+
+function isInternal(event: string): boolean {
+  return event.startsWith('internal/')
 }
 
 /** Whether a listener's result ends a `serial` or `bail` dispatch. */

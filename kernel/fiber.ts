@@ -1,8 +1,8 @@
 import { CodedError, messageOf } from './errors.ts'
-import { Generation, type Target, within } from './generation.ts'
+import { Generation, realmOf, type Target, within } from './generation.ts'
 import type { Kernel } from './kernel.ts'
 import type { FiberState } from './plugin.ts'
-import type { Slot } from './services.ts'
+import { meets, type Slot } from './services.ts'
 
 /** At most this many replaced generations of one fiber drain at once; one more and the oldest is aborted. */
 const maxDraining = 8
@@ -17,6 +17,8 @@ export class Fiber {
   readonly kernel: Kernel
   state: FiberState = 'Inactive'
   error: unknown
+  /** A config its plugin refused to take, until another one is taken. */
+  vetoedConfig: unknown
   disposed = false
   /** Counts the generations that went live. */
   generation = 0
@@ -59,9 +61,18 @@ export class Fiber {
     if (this.current !== undefined) yield this.current
   }
 
-  /** Names of needed services that are not there. */
+  /** Names of needed services that are not there, or not in a version that will do. */
   get waitingFor(): readonly string[] {
-    return this.#needs.flatMap((slot) => (slot.open ? [] : slot.name))
+    return this.#needs.flatMap((slot) => (this.#isMet(slot) ? [] : slot.name))
+  }
+
+  /** Whether a service of the target's manifest is there in a version that will do. */
+  meets(name: string): boolean {
+    return [...this.#needs, ...this.#likes].some((slot) => slot.name === name && this.#isMet(slot))
+  }
+
+  #isMet(slot: Slot): boolean {
+    return slot.open && meets(slot.version, this.#target?.plugin.requires[slot.name])
   }
 
   /**
@@ -73,6 +84,12 @@ export class Fiber {
       return Promise.reject(new CodedError('KERNEL_DISPOSED', `entry '${this.entry}' has been retired`))
     }
     this.#aim(target)
+    this.#failed = undefined
+    return this.#wish()
+  }
+
+  /** Tries a start that failed once more, though nothing of the target has changed. */
+  refresh(): Promise<void> {
     this.#failed = undefined
     return this.#wish()
   }
@@ -114,8 +131,9 @@ export class Fiber {
   #aim(target: Target): void {
     for (const slot of [...this.#needs, ...this.#likes]) slot.consumers.delete(this)
     const { services } = this.kernel
-    this.#needs = target.plugin.inject.map((name) => services.slot(name))
-    this.#likes = target.plugin.optional.map((name) => services.slot(name))
+    const slotOf = (name: string) => services.slot(name, realmOf(target, name))
+    this.#needs = target.plugin.inject.map(slotOf)
+    this.#likes = target.plugin.optional.map(slotOf)
     for (const slot of this.#needs) slot.consumers.add(this)
     for (const slot of this.#likes) slot.consumers.add(this)
     this.#target = target
@@ -148,9 +166,15 @@ export class Fiber {
       return false
     }
     const missing = this.waitingFor.length > 0
+    if (this.current?.phase === 'parked' && !missing && this.current.target === target)
+      return this.#leaveParking(this.current)
     if (this.current !== undefined) {
       if (missing || this.current.phase !== 'live') {
         this.#takeDown()
+        return true
+      }
+      if (!this.current.ready) {
+        this.kernel.park(this.current)
         return true
       }
       if (this.current.target === target && this.#optional === this.#optionalNow()) {
@@ -166,7 +190,9 @@ export class Fiber {
         await this.#untilEnded()
         return true
       }
-      this.#rest(this.#wasActive ? 'Pending' : 'Inactive')
+      // A version that will not do is nothing that comes back by itself.
+      const refused = this.#needs.some((slot) => slot.open && !this.#isMet(slot))
+      this.#rest(this.#wasActive && !refused ? 'Pending' : 'Inactive')
       return false
     }
     if (this.#failed === target) {
@@ -175,6 +201,26 @@ export class Fiber {
     }
     await this.#start(target)
     return true
+  }
+
+  /** Built and out of sight: shown as soon as every gate is open. */
+  #leaveParking(parked: Generation): boolean {
+    if (parked.ready) {
+      parked.commit(undefined)
+      this.#activated(parked)
+      return true
+    }
+    this.#rest('Pending')
+    this.#settle()
+    return false
+  }
+
+  #activated(generation: Generation): void {
+    this.current = generation
+    this.error = undefined
+    this.#failed = undefined
+    this.#wasActive = true
+    this.#rest('Active')
   }
 
   async #start(target: Target): Promise<void> {
@@ -195,6 +241,7 @@ export class Fiber {
   }
 
   async #swap(target: Target, old: Generation): Promise<void> {
+    if (await this.#tookInPlace(target, old)) return
     this.#rest('Reloading')
     if (target.plugin.exclusive || old.target.plugin.exclusive) {
       this.#takeDown()
@@ -224,6 +271,24 @@ export class Fiber {
     }
   }
 
+  /** Asks the plugin first; most have nothing to say. */
+  async #tookInPlace(target: Target, old: Generation): Promise<boolean> {
+    const { plugin, realms, overlays } = old.target
+    if (target.plugin !== plugin || target.realms !== realms || target.overlays !== overlays) return false
+    try {
+      const verdict = await old.askUpdate(target.config)
+      if (verdict !== 'handled' && verdict !== 'veto') return false
+      if (verdict === 'handled') old.target = target
+      this.vetoedConfig = verdict === 'veto' ? target.config : undefined
+      if (this.#target === target) this.#target = old.target
+      return true
+    } catch (error) {
+      if (this.#target === target) this.#target = old.target
+      this.#settle(error)
+      return true
+    }
+  }
+
   /** The next generation beside the old one, or no trace of it. */
   async #buildAndCommit(target: Target, old: Generation | undefined): Promise<void> {
     const { settings } = this.kernel
@@ -245,19 +310,24 @@ export class Fiber {
         await next.undo(settings.undo_timeout_ms)
         return
       }
+      if (!next.ready && old !== undefined) await within(settings.apply_timeout_ms, next.whenReady(), late)
+      if (!next.ready) {
+        next.withdraw('parked')
+        this.current = next
+        this.#optional = optional
+        this.generation += 1
+        return
+      }
       next.commit(old)
     } catch (error) {
       next.abort(new CodedError('KERNEL_START_GIVEN_UP', `the start of entry '${this.entry}' was given up`))
       await next.undo(settings.undo_timeout_ms)
       throw error
     }
-    this.current = next
     this.#optional = optional
     this.generation += 1
-    this.error = undefined
-    this.#failed = undefined
-    this.#wasActive = true
-    this.#rest('Active')
+    this.vetoedConfig = undefined
+    this.#activated(next)
     if (old !== undefined) this.#end(old)
   }
 

@@ -5,6 +5,7 @@ import type { Fiber } from './fiber.ts'
 import type { Logger } from './log.ts'
 import type {
   Awaitable,
+  Child,
   CollectionName,
   Collector,
   Context,
@@ -12,23 +13,42 @@ import type {
   EventBus,
   EventName,
   Events,
+  Gate,
   Lease,
   ListenOptions,
+  Overlay,
   Plugin,
-  Undo
+  ProvideOptions,
+  ServiceName,
+  Undo,
+  UpdateVerdict
 } from './plugin.ts'
-import type { Slot } from './services.ts'
+import { commonRealm, type Offer, type Slot } from './services.ts'
 
 /**
- * `building`: `apply` runs, nothing is visible. `live`: visible. `leaving`: nobody new gets in, what was begun goes on.
- * `undoing`, `ended`.
+ * `building`: `apply` runs, nothing is visible. `parked`: built, and out of sight until its gates open. `live`: visible.
+ * `leaving`: nobody new gets in, what was begun goes on. `undoing`, `ended`.
  */
-export type Phase = 'building' | 'live' | 'leaving' | 'undoing' | 'ended'
+export type Phase = 'building' | 'parked' | 'live' | 'leaving' | 'undoing' | 'ended'
 
-/** The plugin and the checked config one generation is built from. */
+/** What one generation is built from. */
 export interface Target {
   readonly plugin: Plugin
+  /** Checked, with its defaults. */
   readonly config: unknown
+  /** Service → the realm in which the plugin sees and provides it; the common one where none is named. */
+  readonly realms?: Readonly<Record<string, string>>
+  /** Service → what is laid over its config for this plugin. */
+  readonly overlays?: Readonly<Record<string, Overlay>>
+}
+
+/** The realm in which a target sees and provides a service. */
+export function realmOf(target: Target, service: string): string {
+  return target.realms?.[service] ?? commonRealm
+}
+
+interface Provided extends Offer {
+  readonly check: (() => boolean) | undefined
 }
 
 interface Effect {
@@ -44,15 +64,20 @@ const nothing: Undo = () => {}
 /** One run of a plugin's `apply`, with all that it made: staged while it builds, shown in one commit, undone at the end. */
 export class Generation {
   readonly fiber: Fiber
-  readonly target: Target
+  /** Replaced only when the plugin took a new config in place. */
+  target: Target
   readonly log: Logger
   phase: Phase = 'building'
   readonly #effects: Effect[] = []
-  #provided: Map<Slot, object> | undefined
+  #provided: Map<Slot, Provided> | undefined
   #items: Map<Collection, Item[]> | undefined
   #collectors: Map<Collection, Collector<unknown>> | undefined
   #listeners: [event: string, listener: Listener][] | undefined
   #commitSteps: (() => void)[] | undefined
+  #children: MountedPlugin[] | undefined
+  #updateHooks: ((config: never) => Awaitable<UpdateVerdict>)[] | undefined
+  #closedGates = 0
+  #onReady: (() => void) | undefined
   /** Generations that were built on what this one provides and have to end before it. */
   readonly dependents = new Set<Generation>()
   #ended: Promise<void> | undefined
@@ -71,7 +96,65 @@ export class Generation {
   /** Runs `apply`. What it made stays staged until {@link commit}. */
   build(): Awaitable<void> {
     const context = new PluginContext(this)
-    return this.target.plugin.apply(context as unknown as Context<never, never, never>, this.target.config as never)
+    return this.target.plugin.apply(
+      context as unknown as Context<never, never, never, never>,
+      this.target.config as never
+    )
+  }
+
+  /** Every gate is open. */
+  get ready(): boolean {
+    return this.#closedGates === 0
+  }
+
+  /** Resolves when every gate is open. */
+  whenReady(): Promise<void> {
+    if (this.ready) return Promise.resolve()
+    return new Promise((resolve) => {
+      this.#onReady = resolve
+    })
+  }
+
+  gate(label: string): Gate {
+    this.assertBuilding(`make the gate '${label}'`)
+    let open = false
+    this.#closedGates += 1
+    const turn = (to: boolean) => {
+      if (open === to || this.phase === 'undoing' || this.phase === 'ended') return
+      open = to
+      this.#closedGates += open ? -1 : 1
+      if (this.ready) this.#onReady?.()
+      this.fiber.kick()
+    }
+    return { open: () => turn(true), close: () => turn(false) }
+  }
+
+  hookUpdate(hook: (config: never) => Awaitable<UpdateVerdict>): void {
+    this.assertOpen()
+    if (this.#updateHooks === undefined) {
+      this.#updateHooks = []
+      this.record('update hooks', nothing)
+    }
+    this.#updateHooks.push(hook)
+  }
+
+  /** What the plugin says to a new config; the first hook that decides. @throws what a hook threw */
+  async askUpdate(config: unknown): Promise<UpdateVerdict> {
+    for (const hook of this.#updateHooks ?? []) {
+      const verdict = await hook(config as never)
+      if (verdict !== undefined) return verdict
+    }
+    return undefined
+  }
+
+  mount(plugin: Plugin, config: unknown): Child {
+    this.assertOpen()
+    const child = new MountedPlugin(this, plugin, config)
+    this.#children ??= []
+    this.#children.push(child)
+    this.record(`plugin:${plugin.name}`, () => child.dispose())
+    if (this.phase === 'live') child.start()
+    return child
   }
 
   get signal(): AbortSignal {
@@ -114,33 +197,65 @@ export class Generation {
     return this.#effects.flatMap((effect) => effect.label ?? [])
   }
 
+  /** Whether new effects are still undone in their turn. */
+  get isOpen(): boolean {
+    return this.phase === 'building' || this.phase === 'live' || this.phase === 'parked'
+  }
+
   /** @throws CodedError `KERNEL_INACTIVE` once the generation is going away */
   assertOpen(): void {
-    if (this.phase === 'building' || this.phase === 'live') return
+    if (this.isOpen) return
     throw new CodedError('KERNEL_INACTIVE', `cannot create effect on inactive context of entry '${this.fiber.entry}'`)
+  }
+
+  /** @throws TypeError when `apply` has ended already */
+  assertBuilding(what: string): void {
+    this.assertOpen()
+    if (this.phase !== 'building') throw new TypeError(`entry '${this.fiber.entry}' can only ${what} within apply`)
   }
 
   record(label: string | undefined, undo: Undo): void {
     this.#effects.push({ label, undo })
   }
 
-  provide(name: string, service: object): void {
+  slot(name: string): Slot {
+    return this.fiber.kernel.services.slot(name, realmOf(this.target, name))
+  }
+
+  provide(name: string, service: object, options: ProvideOptions = {}): void {
     this.assertOpen()
-    if (!(this.target.plugin.provides as readonly string[]).includes(name)) {
-      throw new TypeError(`plugin '${this.target.plugin.name}' provides '${name}' without declaring it in provides`)
+    const { plugin } = this.target
+    if (!(plugin.provides as readonly string[]).includes(name)) {
+      throw new TypeError(`plugin '${plugin.name}' provides '${name}' without declaring it in provides`)
     }
-    if (typeof service !== 'object' || service === null) {
-      throw new TypeError(`service '${name}' is an object with methods, found ${typeof service}`)
-    }
-    const slot = this.fiber.kernel.services.slot(name)
+    assertService(name, service)
+    const slot = this.slot(name)
     this.#assertFree(slot)
+    const { check, withOverlay } = options
+    const provided = { service, version: plugin.versions[name] ?? '0', withOverlay, check }
     this.#provided ??= new Map()
-    this.#provided.set(slot, service)
+    this.#provided.set(slot, provided)
     this.record(`provide:${name}`, () => slot.empty(this))
     if (this.phase === 'live') {
-      slot.fill(this, service, false)
+      assertAvailable(name, provided, this.log)
+      slot.fill(this, provided, false)
       this.fiber.kernel.wake(slot)
     }
+  }
+
+  /** @throws CodedError when somebody else provides it, or nobody */
+  set(name: string, service: object): void {
+    this.assertOpen()
+    assertService(name, service)
+    const slot = this.slot(name)
+    const provided = this.#provided?.get(slot)
+    if (provided === undefined) {
+      const why = slot.provider === undefined ? 'without provide' : 'in multiple fibers'
+      throw new CodedError('KERNEL_NOT_PROVIDED', `cannot set property "${name}" ${why}`)
+    }
+    const next = { ...provided, service }
+    this.#provided?.set(slot, next)
+    if (this.phase === 'live') slot.fill(this, next, true)
   }
 
   contribute(name: string, values: readonly unknown[]): void {
@@ -164,8 +279,7 @@ export class Generation {
   }
 
   collect(name: string, collector: Collector<unknown>): void {
-    this.assertOpen()
-    if (this.phase === 'live') throw new TypeError(`entry '${this.fiber.entry}' must collect '${name}' while it starts`)
+    this.assertBuilding(`collect '${name}'`)
     const collection = this.fiber.kernel.collection(name)
     collection.assertFree(this)
     this.#collectors ??= new Map()
@@ -188,8 +302,7 @@ export class Generation {
   }
 
   atCommit(step: () => void): void {
-    this.assertOpen()
-    if (this.phase === 'live') throw new TypeError(`entry '${this.fiber.entry}' has committed already`)
+    this.assertBuilding('add a commit step')
     this.#commitSteps ??= []
     this.#commitSteps.push(step)
   }
@@ -201,7 +314,10 @@ export class Generation {
    */
   commit(old: Generation | undefined): void {
     const { kernel } = this.fiber
-    for (const slot of this.#provided?.keys() ?? []) this.#assertFree(slot)
+    for (const [slot, provided] of this.#provided ?? []) {
+      this.#assertFree(slot)
+      assertAvailable(slot.name, provided, this.log)
+    }
     for (const collection of this.#collectors?.keys() ?? []) collection.assertFree(this)
 
     const touched = new Map<Collection, readonly Item[]>()
@@ -216,10 +332,10 @@ export class Generation {
     this.phase = 'live'
     if (old !== undefined) old.phase = 'leaving'
     const woken: Slot[] = []
-    for (const [slot, service] of this.#provided ?? []) {
+    for (const [slot, provided] of this.#provided ?? []) {
       const swapped = old !== undefined && slot.provider === old
       if (!swapped) woken.push(slot)
-      slot.fill(this, service, swapped)
+      slot.fill(this, provided, swapped)
     }
     for (const [collection, next] of touched) collection.show(next)
     for (const [event, listener] of (old === undefined ? undefined : old.#listeners) ?? [])
@@ -227,18 +343,21 @@ export class Generation {
     for (const [event, listener] of this.#listeners ?? []) kernel.events.add(event, listener)
     for (const [collection, collector] of this.#collectors ?? []) collection.seat(this, collector)
     for (const step of this.#commitSteps ?? []) this.#contain(step, 'a commit step')
-    this.#commitSteps = undefined
     for (const collection of touched.keys())
       this.#contain(() => collection.tell(), `the collector of ${collection.name}`)
+    for (const child of old === undefined ? [] : (old.#children ?? [])) child.hide()
+    for (const child of this.#children ?? []) child.start()
     for (const slot of woken) kernel.wake(slot)
     // A service that this generation no longer offers goes away with the old one.
     if (old !== undefined) kernel.withdrawDependents(old)
   }
 
   /** Takes everything out of sight, synchronously: nobody new gets in. Services stay for those who are still leaving. */
-  withdraw(): void {
-    if (this.phase !== 'live') return
-    this.phase = 'leaving'
+  withdraw(next: 'leaving' | 'parked'): void {
+    const wasLive = this.phase === 'live'
+    this.phase = next
+    if (!wasLive) return
+    for (const child of this.#children ?? []) child.hide()
     for (const collection of this.#items?.keys() ?? []) {
       collection.show(collection.after(this, []))
       this.#contain(() => collection.tell(), `the collector of ${collection.name}`)
@@ -376,6 +495,50 @@ const notInjected = new Proxy(Object.create(null) as object, {
   }
 })
 
+/** A child's place in the generation that mounted it: a fiber of its own each time that generation comes into sight. */
+class MountedPlugin implements Child {
+  readonly entry: string
+  readonly #parent: Generation
+  readonly #plugin: Plugin
+  #config: unknown
+  #fiber: Fiber | undefined
+  #done = false
+
+  constructor(parent: Generation, plugin: Plugin, config: unknown) {
+    this.#parent = parent
+    this.#plugin = plugin
+    this.#config = config
+    this.entry = parent.fiber.kernel.childId(parent.fiber.entry, plugin.name)
+  }
+
+  start(): void {
+    if (this.#done) return
+    const { kernel } = this.#parent.fiber
+    if (this.#fiber !== undefined) {
+      this.#fiber.kick()
+      return
+    }
+    const { realms, overlays } = this.#parent.target
+    const mount = { id: this.entry, plugin: this.#plugin, config: this.#config, realms, overlays }
+    this.#fiber = kernel.mountChild(mount)
+  }
+
+  hide(): void {
+    if (this.#fiber?.current !== undefined) this.#parent.fiber.kernel.withdraw(this.#fiber.current)
+  }
+
+  async update(config: unknown): Promise<void> {
+    this.#config = config
+    if (this.#fiber !== undefined) await this.#parent.fiber.kernel.update(this.entry, config)
+  }
+
+  async dispose(): Promise<void> {
+    this.#done = true
+    if (this.#fiber === undefined) this.#parent.fiber.kernel.dropChildId(this.entry)
+    else await this.#fiber.retire()
+  }
+}
+
 class PluginContext {
   readonly #generation: Generation
   readonly services: object
@@ -386,10 +549,11 @@ class PluginContext {
     const { kernel } = generation.fiber
     this.#generation = generation
     this.services = Object.create(notInjected) as object
-    for (const name of generation.target.plugin.inject) this.#inject(name, kernel.services.handle(name))
-    for (const name of generation.target.plugin.optional) {
-      this.#inject(name, kernel.services.slot(name).open ? kernel.services.handle(name) : undefined)
-    }
+    const { target } = generation
+    const handle = (name: string) => kernel.services.handle(name, realmOf(target, name), target.overlays?.[name])
+    for (const name of target.plugin.inject) this.#inject(name, handle(name))
+    for (const name of target.plugin.optional)
+      this.#inject(name, generation.fiber.meets(name) ? handle(name) : undefined)
   }
 
   #inject(name: string, value: unknown): void {
@@ -417,8 +581,45 @@ class PluginContext {
     return this.#generation.lease()
   }
 
-  provide(name: string, service: object): void {
-    this.#generation.provide(name, service)
+  provide(name: string, service: object, options?: ProvideOptions): void {
+    this.#generation.provide(name, service, options)
+  }
+
+  set(name: string, service: object): void {
+    this.#generation.set(name, service)
+  }
+
+  get(name: ServiceName): object | undefined {
+    const { target, fiber } = this.#generation
+    const slot = this.#generation.slot(name)
+    if (!slot.open && slot.provider !== this.#generation) return undefined
+    return fiber.kernel.services.handle(name, slot.realm, target.overlays?.[name])
+  }
+
+  overlay(service: ServiceName): Overlay {
+    return this.#generation.target.overlays?.[service] ?? {}
+  }
+
+  gate(label: string): Gate {
+    return this.#generation.gate(label)
+  }
+
+  onUpdate(hook: (config: never) => Awaitable<UpdateVerdict>): void {
+    this.#generation.hookUpdate(hook)
+  }
+
+  mount(plugin: Plugin, config: unknown = {}): Child {
+    return this.#generation.mount(plugin, config)
+  }
+
+  async dispose(): Promise<void> {
+    const { fiber, phase } = this.#generation
+    if (phase === 'building' || phase === 'undoing') {
+      throw new CodedError('KERNEL_REENTRANT', `reentrant transition on fiber ${fiber.id} (entry '${fiber.entry}')`)
+    }
+    if (phase === 'ended') return
+    fiber.kernel.events.emit('kernel/self-disposed', { entry: fiber.entry })
+    await fiber.retire()
   }
 
   contribute<K extends CollectionName>(collection: K, ...items: readonly Contributions[K][]): void {
@@ -440,7 +641,7 @@ class PluginContext {
     return made.then(async (undo) => {
       if (undo === undefined) return
       // It arrived too late to be undone in its turn: at once, so that nothing stays behind.
-      if (generation.phase === 'building' || generation.phase === 'live') generation.record(label, undo)
+      if (generation.isOpen) generation.record(label, undo)
       else await undo()
     })
   }
@@ -455,7 +656,7 @@ class PluginContext {
     generation.assertOpen()
     const { resources } = generation.fiber.kernel
     const held = await resources.take(generation.fiber.entry, key, identity, open, close)
-    if (generation.phase !== 'building' && generation.phase !== 'live') {
+    if (!generation.isOpen) {
       await held.release()
       generation.assertOpen()
     }
@@ -509,6 +710,25 @@ class PluginContext {
       report(error)
     }
   }
+}
+
+function assertService(name: string, service: unknown): asserts service is object {
+  if (typeof service === 'object' && service !== null) return
+  throw new TypeError(
+    `service '${name}' is an object with methods, found ${service === null ? 'null' : typeof service}`
+  )
+}
+
+/** @throws CodedError `KERNEL_UNAVAILABLE` when the provider's own check says no, or throws */
+function assertAvailable(name: string, provided: Provided, log: Logger): void {
+  if (provided.check === undefined) return
+  let available = false
+  try {
+    available = provided.check()
+  } catch (error) {
+    log.error(`the availability check of service '${name}' threw`, { error })
+  }
+  if (!available) throw new CodedError('KERNEL_UNAVAILABLE', `availability predicate rejected service '${name}'`)
 }
 
 function keysOf<K>(map: ReadonlyMap<K, unknown> | undefined): Iterable<K> {

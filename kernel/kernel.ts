@@ -4,13 +4,13 @@ import { CodedError, messageOf } from './errors.ts'
 import { findCycles } from './cycles.ts'
 import { Bus } from './events.ts'
 import { Fiber } from './fiber.ts'
-import { Generation, type Target } from './generation.ts'
+import { Generation, realmOf, type Target } from './generation.ts'
 import { type Logger, silentLogger } from './log.ts'
 import { definePlugin, type Plugin, type ServiceName, type Services } from './plugin.ts'
 import { defaultSettings, type ProgramSettings } from './program.ts'
 import { Resources } from './resources.ts'
 import { type Check, compileSchema, renderIssues } from './schema.ts'
-import { ServiceTable, type Slot } from './services.ts'
+import { commonRealm, ServiceTable, type Slot } from './services.ts'
 
 export interface KernelOptions {
   readonly log?: Logger
@@ -23,6 +23,10 @@ export interface Mount {
   readonly plugin: Plugin
   /** Checked against the plugin's schema; its defaults are filled in on a copy. */
   readonly config?: unknown
+  /** Service → realm; see {@link Target}. */
+  readonly realms?: Target['realms'] | undefined
+  /** Service → what is laid over its config; see {@link Target}. */
+  readonly overlays?: Target['overlays'] | undefined
 }
 
 /** Runs plugins: who provides what to whom, and what happens when one comes, changes or goes. */
@@ -38,6 +42,7 @@ export class Kernel {
   readonly #fibers = new Map<number, Fiber>()
   readonly #byEntry = new Map<string, Fiber>()
   readonly #checks = new WeakMap<object, Check>()
+  readonly #childIds = new Set<string>()
   #lastId = 0
   #transitions = 0
   #onSettled: (() => void)[] = []
@@ -49,7 +54,11 @@ export class Kernel {
     this.settings = { ...defaultSettings, ...options.settings }
     this.events = new Bus({
       onError: (event, error, owner) =>
-        this.log.error(`a listener of '${event}' failed`, { entry: owner?.fiber.entry, error })
+        this.log.error(`a listener of '${event}' failed`, { entry: owner?.fiber.entry, error }),
+      realmOf: (entry, service) => {
+        const target = this.#byEntry.get(entry)?.target
+        return target === undefined ? commonRealm : realmOf(target, service)
+      }
     })
   }
 
@@ -58,14 +67,26 @@ export class Kernel {
    * @throws CodedError `KERNEL_DUPLICATE_ENTRY`, `PLUGIN_CONFIG_INVALID`, or what its `apply` threw; it stays `Failed`
    */
   async begin(mount: Mount): Promise<void> {
-    const target = this.toTarget(mount.plugin, mount.config, mount.id)
+    const target = this.targetOf(mount)
     await this.#mount(mount.id, target)
   }
 
   /** Swaps the entry to another config. @throws what the next generation failed with; the old one serves on then */
   async update(id: string, config: unknown): Promise<void> {
     const fiber = this.#live(id)
-    await fiber.update(this.toTarget(fiber.target?.plugin as Plugin, config, id))
+    const { target } = fiber
+    if (target === undefined) throw new CodedError('KERNEL_DISPOSED', `entry '${id}' has been retired`)
+    await fiber.update({ ...target, ...this.toTarget(target.plugin, config, id) })
+  }
+
+  /** Moves the entry to a whole new target: other realms, other overlays, another config. */
+  async retarget(mount: Mount): Promise<void> {
+    await this.#live(mount.id).update(this.targetOf(mount))
+  }
+
+  /** Tries a start that failed once more. */
+  async refresh(id: string): Promise<void> {
+    await this.#live(id).refresh()
   }
 
   /** Swaps the entry to another plugin. Nobody finds a gap; the fiber counts as a new one and gets a new id. */
@@ -121,6 +142,15 @@ export class Kernel {
 
   fibers(): readonly FiberStatus[] {
     return [...this.#fibers.values()].map((fiber) => this.#status(fiber))
+  }
+
+  targetOf(mount: Mount): Target {
+    const { plugin, config, id, realms, overlays } = mount
+    return {
+      ...this.toTarget(plugin, config, id),
+      ...(realms === undefined ? {} : { realms }),
+      ...(overlays === undefined ? {} : { overlays })
+    }
   }
 
   /** The checked config with its defaults, beside the plugin it is for. @throws CodedError `PLUGIN_CONFIG_INVALID` */
@@ -195,9 +225,16 @@ export class Kernel {
    * step; each then ends after its dependents have.
    */
   withdraw(generation: Generation): void {
-    if (generation.phase !== 'live') return
-    generation.withdraw()
+    if (generation.phase !== 'live' && generation.phase !== 'parked') return
+    generation.withdraw('leaving')
     this.withdrawDependents(generation)
+  }
+
+  /** As {@link withdraw}, but the generation may come back into sight as it is. */
+  park(generation: Generation): void {
+    generation.withdraw('parked')
+    this.withdrawDependents(generation)
+    generation.dependents.clear()
   }
 
   /** As {@link withdraw}, for those who need services that `first` holds and offers no longer. */
@@ -213,7 +250,7 @@ export class Kernel {
             // Two that merely like each other would wait for each other's end.
             if (needed || !user.waitsFor(provider)) provider.dependents.add(user)
             if (!needed || user.phase !== 'live') continue
-            user.withdraw()
+            user.withdraw('leaving')
             queue.push(user)
           }
         }
@@ -235,8 +272,38 @@ export class Kernel {
   }
 
   forget(fiber: Fiber): void {
+    this.#childIds.delete(fiber.entry)
     this.#fibers.delete(fiber.id)
     if (this.#byEntry.get(fiber.entry) === fiber) this.#byEntry.delete(fiber.entry)
+  }
+
+  /** A name for a plugin mounted by another: `parent/name`, numbered from the second on. */
+  childId(parent: string, name: string): string {
+    for (let n = 1; ; n++) {
+      const id = `${parent}/${name}${n === 1 ? '' : `#${n}`}`
+      if (this.#childIds.has(id)) continue
+      this.#childIds.add(id)
+      return id
+    }
+  }
+
+  dropChildId(id: string): void {
+    this.#childIds.delete(id)
+  }
+
+  mountChild(mount: Mount): Fiber {
+    const fiber = this.#add(mount.id, this.targetOf(mount))
+    // Its failure is its state; it takes nobody else down.
+    fiber.begin().catch(() => {})
+    return fiber
+  }
+
+  #add(id: string, target: Target): Fiber {
+    this.#lastId += 1
+    const fiber = new Fiber(this, this.#lastId, id, target)
+    this.#fibers.set(fiber.id, fiber)
+    this.#byEntry.set(id, fiber)
+    return fiber
   }
 
   async #mount(id: string, target: Target): Promise<void> {
@@ -246,11 +313,7 @@ export class Kernel {
       throw new CodedError('KERNEL_DUPLICATE_ENTRY', `entry '${id}' is running already`)
     }
     if (present !== undefined && target.plugin.exclusive) await present.retire()
-    this.#lastId += 1
-    const fiber = new Fiber(this, this.#lastId, id, target)
-    this.#fibers.set(fiber.id, fiber)
-    this.#byEntry.set(id, fiber)
-    await fiber.begin()
+    await this.#add(id, target).begin()
   }
 
   #checkOf(plugin: Plugin): Check {

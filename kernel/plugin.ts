@@ -12,6 +12,12 @@ export interface Events {
   'kernel/stopping': []
   /** A fiber came to rest in another state, or began to leave one. */
   'kernel/fiber-changed': [status: { readonly entry: string; readonly state: FiberState; readonly was: FiberState }]
+  /** A plugin ended its own entry; the program should remember. */
+  'kernel/self-disposed': [status: { readonly entry: string }]
+  /** A dispatch is about to begin; those of `internal/…` events are not announced. */
+  'internal/dispatch': [dispatch: { readonly mode: string; readonly event: string; readonly args: readonly unknown[] }]
+  /** Somebody is about to listen. An answer (see {@link EventBus.bail}) or an error keeps the listener from being heard. */
+  'internal/listener': [listener: { readonly event: string; readonly entry: string | undefined }]
 }
 
 /** What plugins hand to a collecting plugin, by the name of the collection: the type of one item. */
@@ -62,6 +68,37 @@ export interface Collector<T> {
   update(now: readonly Contribution<T>[]): void
 }
 
+/** What an entry and the groups around it lay over the config of one service, innermost key wins. */
+export type Overlay = Readonly<Record<string, unknown>>
+
+export interface ProvideOptions {
+  /** Asked just before the commit; `false` fails the start: this will not become available as it was built. */
+  readonly check?: () => boolean
+  /** The service as consumers see it whose entry lays something over its config (`intercept`). */
+  readonly withOverlay?: (overlay: Overlay) => object
+}
+
+/** Keeps a generation that was built from being seen until it is open. Closed when made. */
+export interface Gate {
+  open(): void
+  /** Takes the generation out of sight again, with all that need it. Nothing is undone. */
+  close(): void
+}
+
+/** A plugin that another one runs; it lives in the generation that mounted it. */
+export interface Child {
+  readonly entry: string
+  update(config: unknown): Promise<void>
+  dispose(): Promise<void>
+}
+
+/**
+ * - `handled`: the plugin took the new config in place; nothing is rebuilt
+ * - `veto`: the present config stays
+ * - anything else: the plugin is rebuilt
+ */
+export type UpdateVerdict = 'handled' | 'veto' | undefined | void
+
 /** The services a plugin sees: those it injects, and those it would like and may find missing. */
 export type Injected<I extends readonly ServiceName[], O extends readonly ServiceName[]> = {
   readonly [K in I[number]]: Services[K]
@@ -74,7 +111,8 @@ export type Injected<I extends readonly ServiceName[], O extends readonly Servic
 export interface Context<
   I extends readonly ServiceName[] = readonly ServiceName[],
   O extends readonly ServiceName[] = readonly [],
-  P extends readonly ServiceName[] = readonly ServiceName[]
+  P extends readonly ServiceName[] = readonly ServiceName[],
+  C = unknown
 > {
   /** Id of the entry, such as `agents:researcher`. */
   readonly entry: string
@@ -85,8 +123,22 @@ export interface Context<
   readonly signal: AbortSignal
   /** Holds this generation, for work it began on its own. */
   lease(): Lease
-  /** Offers a service. Visible to others from the commit on; to replace it, swap. */
-  provide<K extends P[number]>(name: K, service: Services[K]): void
+  /** Offers a service. Visible to others from the commit on. */
+  provide<K extends P[number]>(name: K, service: Services[K], options?: ProvideOptions): void
+  /** Puts another object in the place of a service this generation provides; nobody is woken. */
+  set<K extends P[number]>(name: K, service: Services[K]): void
+  /** A service that was not injected, as it is now: `undefined` while nobody provides it. Nothing waits for it. */
+  get<K extends ServiceName>(name: K): Services[K] | undefined
+  /** What this entry and its groups lay over the config of a service. */
+  overlay(service: ServiceName): Overlay
+  /** Something that has to come about before this generation may be seen; ask for it within `apply`. */
+  gate(label: string): Gate
+  /** Is asked before a config change rebuilds this plugin. */
+  onUpdate(hook: (config: C) => Awaitable<UpdateVerdict>): void
+  /** Runs another plugin from the commit on, until this generation ends. */
+  mount(plugin: Plugin, config?: unknown): Child
+  /** Ends this entry; it is remembered as disabled. Refused while `apply` or an undo runs: it would wait for itself. */
+  dispose(): Promise<void>
   /** Hands items to whoever collects `collection`, now or later. */
   contribute<K extends CollectionName>(collection: K, ...items: readonly Contributions[K][]): void
   /** Becomes the collector of `collection`; there is at most one. */
@@ -119,6 +171,8 @@ export interface Context<
 export interface ListenOptions {
   /** Before the listeners that are there. */
   readonly prepend?: boolean
+  /** Hears what is meant for others too. */
+  readonly global?: boolean
   /** Taken away just before its first call. */
   readonly once?: boolean
 }
@@ -133,6 +187,15 @@ export interface EventBus {
   serial<K extends EventName>(event: K, ...args: Events[K]): Promise<unknown>
   /** As {@link serial}, without awaiting. */
   bail<K extends EventName>(event: K, ...args: Events[K]): unknown
+  /**
+   * Around-middleware: each listener gets the arguments and `next`, which runs the rest and at last `core`; what the
+   * outermost returns is the result. `next` may be called once.
+   */
+  waterfall<K extends EventName, R>(event: K, args: Events[K], core: (...args: Events[K]) => R): R
+  /** The bus, heard only by listeners whose entry `accepts` takes, and by global ones. */
+  only(accepts: (entry: string) => boolean): EventBus
+  /** The bus, heard only by those who see the same realm of `service` as `entry` does, and by global ones. */
+  within(service: ServiceName, entry: string): EventBus
   /** Dispatches so far; `internal/…` events are not counted. */
   counts(): { readonly total: number; readonly byEvent: Readonly<Record<string, number>> }
 }
@@ -146,8 +209,10 @@ export interface Plugin {
   readonly config: Schema<unknown> | undefined
   readonly exclusive: boolean
   readonly essential: boolean
+  readonly requires: Readonly<Record<string, string>>
+  readonly versions: Readonly<Record<string, string>>
   // The kernel calls it with the context its manifest promises and a config its schema has checked.
-  readonly apply: (ctx: Context<never, never, never>, config: never) => Awaitable<void>
+  readonly apply: (ctx: Context<never, never, never, never>, config: never) => Awaitable<void>
 }
 
 export interface Manifest<
@@ -167,12 +232,27 @@ export interface Manifest<
   readonly config?: Schema<C>
   /** Two generations cannot overlap: the old one is undone before the next is built. */
   readonly exclusive?: boolean
+  /** Versions of injected services: `^2.1` takes a provider of the same first number that is not older. */
+  readonly requires?: { readonly [K in I[number]]?: string }
+  /** Versions of provided services; `0` when left out, which meets no requirement. */
+  readonly versions?: { readonly [K in P[number]]?: string }
   /** A program is not worth running without it: when it cannot start together with the kernel, the kernel stops. */
   readonly essential?: boolean
-  apply(ctx: Context<I, O, P>, config: C): Awaitable<void>
+  apply(ctx: Context<I, O, P, C>, config: C): Awaitable<void>
 }
 
-const keys = ['name', 'inject', 'optional', 'provides', 'config', 'exclusive', 'essential', 'apply']
+const keys = [
+  'name',
+  'inject',
+  'optional',
+  'provides',
+  'config',
+  'exclusive',
+  'essential',
+  'requires',
+  'versions',
+  'apply'
+]
 
 /**
  * Declares a plugin.
@@ -193,6 +273,8 @@ export function definePlugin<
     config: manifest.config as Schema<unknown> | undefined,
     exclusive: manifest.exclusive ?? false,
     essential: manifest.essential ?? false,
+    requires: (manifest.requires ?? {}) as Readonly<Record<string, string>>,
+    versions: (manifest.versions ?? {}) as Readonly<Record<string, string>>,
     apply: manifest.apply.bind(manifest) as Plugin['apply']
   }
   return Object.freeze(plugin)
@@ -218,5 +300,18 @@ export function assertManifest(value: unknown): asserts value is Plugin {
     if (list !== undefined && !(Array.isArray(list) && list.every((item) => typeof item === 'string'))) {
       throw new TypeError(`plugin '${name}': ${key} is a list of service names`)
     }
+  }
+  for (const key of ['requires', 'versions']) assertVersions(name, key, manifest[key])
+}
+
+function assertVersions(name: string, key: string, versions: unknown): void {
+  if (versions === undefined) return
+  if (versions === null || typeof versions !== 'object')
+    throw new TypeError(`plugin '${name}': ${key} is a table of versions`)
+  for (const [service, version] of Object.entries(versions)) {
+    if (typeof version === 'string' && /^\^?\d+(\.\d+){0,3}$/.test(version)) continue
+    throw new TypeError(
+      `plugin '${name}': ${key}.${service} is a version such as '2.1', found ${JSON.stringify(version)}`
+    )
   }
 }

@@ -1,5 +1,6 @@
 import t from 'tap'
 import { CodedError, type Context, definePlugin, schemaOf } from '../../kernel/index.ts'
+import { Listener } from '../../kernel/events.ts'
 import { Kernel } from '../../kernel/kernel.ts'
 import { startHouse } from '../harness.ts'
 
@@ -746,5 +747,5 @@ function reached(kernel: Kernel, entry: string, state: string): Promise<void> {
 }
 
 function listener(call: (status: { entry: string; state: string }) => unknown) {
-  return { call: call as (...args: unknown[]) => unknown, owner: undefined, once: false, prepend: false, on: false }
+  return new Listener(call as (...args: never[]) => unknown, undefined)
 }
