@@ -98,6 +98,8 @@ interface Turn {
   /** As shown: the plain name when the request named the agent, `name (system)` when the server chose it. */
   readonly label: string
   readonly contextId: string
+  /** The context id was made for this turn. */
+  readonly isNew: boolean
   readonly message: string
   readonly history: readonly Message[]
 }
@@ -110,6 +112,7 @@ export function createChat(options: {
   readonly config: Config
   /** Unix time in milliseconds. */
   readonly now: () => number
+  /** Ids that are made one after the other should be close to each other: they are keys. */
   readonly newId: () => string
 }): Chat {
   const { registry, store, tools, log, config, now, newId } = options
@@ -126,6 +129,7 @@ export function createChat(options: {
         held,
         label: request.agent ? agent.item.name : `${agent.item.name} (system)`,
         contextId: contextId || newId(),
+        isNew: !contextId,
         message,
         history: contextId ? await readHistory(request.userId, contextId) : []
       }
@@ -203,11 +207,10 @@ export function createChat(options: {
     // A turn that nobody waits for any more is not kept.
     turn.held.signal.throwIfAborted()
     try {
-      await conversations.append(userId, turn.contextId, {
-        atMs: now(),
-        user: { id: newId(), content: turn.message },
-        assistant: { id: newId(), content: answer, agent: turn.held.agent.name }
-      })
+      const { contextId, isNew, message } = turn
+      const agent = turn.held.agent.name
+      const said = { id: newId(), atMs: now(), user: message, assistant: answer, agent }
+      await conversations.append(userId, contextId, said, isNew)
     } catch (cause) {
       throw new CodedError('CHAT_STORE_FAILED', 'The answer could not be stored', { cause })
     }
