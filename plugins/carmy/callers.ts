@@ -8,13 +8,10 @@ interface TrustedPrincipal extends Principal {
   readonly permissions?: ReadonlySet<string>
 }
 
-const anonymous: Caller = { principal: undefined }
-
 /** A tenant is one caller whichever of its keys it uses, a user whichever of their tokens. */
-export function callerOf(principal: TrustedPrincipal): Caller {
-  if (principal.kind === 'anonymous') return anonymous
-  const { kind, id, permissions } = principal
-  return permissions === undefined ? { principal: `${kind}:${id}` } : { principal: `${kind}:${id}`, permissions }
+export function callerOf({ kind, id, permissions }: TrustedPrincipal): Caller {
+  const principal = kind === 'anonymous' ? undefined : `${kind}:${id}`
+  return permissions === undefined ? { principal } : { principal, permissions }
 }
 
 /** @throws CodedError `CARMY_UNAUTHORIZED` */

@@ -50,8 +50,8 @@ export type ChatEvent =
  *
  * Codes: `CHAT_INVALID` (the request), `CHAT_AGENT_UNKNOWN`, `CHAT_AGENT_NOT_CALLABLE` (a router),
  * `CHAT_MODEL_UNKNOWN` (the model asked for), `CHAT_NOT_CONFIGURED` (no agent, or an agent whose model is not there),
- * `CHAT_MODEL_FAILED`, `CHAT_STORE_FAILED`, `CHAT_INTERRUPTED` (the server stops, what answers was replaced, or the
- * caller left). Their messages are fit for callers; what went wrong is in their causes.
+ * `CHAT_MODEL_FAILED`, `CHAT_STORE_FAILED`, `CHAT_INTERRUPTED` (the server stops, or what answers was replaced). Their
+ * messages are fit for callers; what went wrong is in their causes. `CLIENT_GONE` when the caller has left.
  */
 export interface Chat {
   /** Resolves once the turn is stored. */
@@ -98,6 +98,8 @@ interface Turn {
   /** As shown: the plain name when the request named the agent, `name (system)` when the server chose it. */
   readonly label: string
   readonly contextId: string
+  /** The context id was made for this turn. */
+  readonly isNew: boolean
   readonly message: string
   readonly history: readonly Message[]
 }
@@ -110,6 +112,7 @@ export function createChat(options: {
   readonly config: Config
   /** Unix time in milliseconds. */
   readonly now: () => number
+  /** Ids that are made one after the other should be close to each other: they are keys. */
   readonly newId: () => string
 }): Chat {
   const { registry, store, tools, log, config, now, newId } = options
@@ -126,6 +129,7 @@ export function createChat(options: {
         held,
         label: request.agent ? agent.item.name : `${agent.item.name} (system)`,
         contextId: contextId || newId(),
+        isNew: !contextId,
         message,
         history: contextId ? await readHistory(request.userId, contextId) : []
       }
@@ -203,11 +207,10 @@ export function createChat(options: {
     // A turn that nobody waits for any more is not kept.
     turn.held.signal.throwIfAborted()
     try {
-      await conversations.append(userId, turn.contextId, {
-        atMs: now(),
-        user: { id: newId(), content: turn.message },
-        assistant: { id: newId(), content: answer, agent: turn.held.agent.name }
-      })
+      const { contextId, isNew, message } = turn
+      const agent = turn.held.agent.name
+      const said = { id: newId(), atMs: now(), user: message, assistant: answer, agent }
+      await conversations.append(userId, contextId, said, isNew)
     } catch (cause) {
       throw new CodedError('CHAT_STORE_FAILED', 'The answer could not be stored', { cause })
     }
@@ -236,8 +239,7 @@ export function createChat(options: {
       try {
         turn = await open(request)
       } catch (error) {
-        if (hasLeft(request.signal)) return
-        yield { event: 'error', error: explain(error, request) }
+        if (!isCoded(error, 'CLIENT_GONE')) yield { event: 'error', error: explain(error, request) }
         return
       }
       const { label: agent, contextId: context_id, held } = turn
@@ -247,8 +249,8 @@ export function createChat(options: {
         await keep(turn, request.userId, text)
         yield { event: 'done', agent, context_id }
       } catch (error) {
-        if (hasLeft(request.signal)) return
         const failure = toFailure(error, held.signal, 'Stream error')
+        if (failure.code === 'CLIENT_GONE') return
         yield { event: 'error', context_id, error: explain(failure, request) }
       } finally {
         held.close()
@@ -260,7 +262,7 @@ export function createChat(options: {
   function explain(error: unknown, request: TurnRequest): string {
     const code = isCoded(error) && error.code.startsWith('CHAT_') ? error.code : undefined
     if (code === undefined || !(callerFaults.includes(code) || code === 'CHAT_INTERRUPTED')) {
-      log.error('a chat stream failed', { request_id: request.requestId, error })
+      log.error('a chat stream failed', { requestId: request.requestId, error })
     }
     return code === undefined ? 'Internal error' : (error as CodedError).message
   }
@@ -300,19 +302,21 @@ function hold(agent: Contribution<AgentDefinition>, { provider, model }: FoundMo
   }
 }
 
-function hasLeft(caller: AbortSignal): boolean {
-  return caller.aborted && isCoded(caller.reason, 'CLIENT_GONE')
-}
-
-/** @param prefix of the message; left out: as it fits the code */
-function toFailure(error: unknown, signal: AbortSignal, prefix?: string): CodedError {
+/**
+ * What a caller may know of what ended a turn.
+ * @param what was being done, for the message; left out: as fits the code
+ */
+function toFailure(error: unknown, signal: AbortSignal, what?: string): CodedError {
+  const say = (reason: string, instead: string): string => (what === undefined ? instead : `${what}: ${reason}`)
   if (signal.aborted) {
-    const why = isCoded(signal.reason, 'SHUTTING_DOWN') ? 'the server is shutting down' : 'the agent was replaced'
-    return new CodedError('CHAT_INTERRUPTED', `${prefix ?? 'Service unavailable'}: ${why}`, { cause: signal.reason })
+    const cause = signal.reason as CodedError
+    if (cause.code === 'CLIENT_GONE') return cause
+    const reason = cause.code === 'SHUTTING_DOWN' ? 'the server is shutting down' : 'the agent was replaced'
+    return new CodedError('CHAT_INTERRUPTED', say(reason, reason), { cause })
   }
   if (isCoded(error, 'CHAT_STORE_FAILED')) {
-    return prefix === undefined ? error : new CodedError(error.code, `${prefix}: ${error.message}`, { cause: error })
+    return new CodedError(error.code, say(error.message, error.message), { cause: error.cause })
   }
-  const why = (isCoded(error) ? modelFailures[error.code] : undefined) ?? 'provider failed'
-  return new CodedError('CHAT_MODEL_FAILED', `${prefix ?? 'The language model failed'}: ${why}`, { cause: error })
+  const reason = (isCoded(error) ? modelFailures[error.code] : undefined) ?? 'provider failed'
+  return new CodedError('CHAT_MODEL_FAILED', say(reason, `The language model failed: ${reason}`), { cause: error })
 }

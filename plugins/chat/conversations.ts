@@ -10,13 +10,16 @@ export interface Conversation {
 }
 
 /**
- * What was said and answered, as stored under `[userId, contextId, n]`, where `n` counts the messages before it. The
- * ids stay what they are.
+ * What was said and answered, as stored under `[userId, contextId, n]`, where `n` counts the messages before it. The two
+ * messages have no ids of their own; what is made of the turn's id stays what it is.
  */
 export interface Turn {
+  readonly id: string
   readonly atMs: number
-  readonly user: { readonly id: string; readonly content: string }
-  readonly assistant: { readonly id: string; readonly content: string; readonly agent: string }
+  readonly user: string
+  readonly assistant: string
+  /** Name of the agent that answered. */
+  readonly agent: string
 }
 
 export interface Message {
@@ -28,8 +31,11 @@ export interface Message {
 export interface Conversations {
   /** The last `limit` messages, oldest first; empty for a conversation that is not there. */
   history(userId: string, contextId: string, limit: number): Promise<readonly Message[]>
-  /** Adds both messages of a turn, or neither; begins the conversation when it is not there. */
-  append(userId: string, contextId: string, turn: Turn): Promise<void>
+  /**
+   * Adds both messages of a turn, or neither; begins the conversation when it is not there.
+   * @param isNew the id was made for this turn, so nothing can be there
+   */
+  append(userId: string, contextId: string, turn: Turn, isNew: boolean): Promise<void>
 }
 
 export const conversationsCollection = 'chat.conversations'
@@ -45,16 +51,16 @@ export function createConversations(store: Store): Conversations {
         limit: Math.ceil(limit / 2)
       })
       for await (const [, { value }] of turns) {
-        messages.push({ role: 'assistant', content: value.assistant.content })
-        messages.push({ role: 'user', content: value.user.content })
+        messages.push({ role: 'assistant', content: value.assistant })
+        messages.push({ role: 'user', content: value.user })
       }
       messages.length = Math.min(messages.length, limit)
       return messages.reverse()
     },
-    append(userId, contextId, turn) {
+    append(userId, contextId, turn, isNew) {
       const key = [userId, contextId]
       return store.atomically(async (tx) => {
-        const before = (await tx.get<Conversation>(conversationsCollection, key))?.value
+        const before = isNew ? undefined : (await tx.get<Conversation>(conversationsCollection, key))?.value
         const count = before?.messageCount ?? 0
         tx.put<Conversation>(conversationsCollection, key, {
           title: before?.title ?? null,

@@ -1,9 +1,9 @@
-import { randomUUID } from 'node:crypto'
 import { definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../http/types.ts'
 import type {} from '../store/types.ts'
 import type {} from '../tools/types.ts'
 import { type Config, createChat } from './chat.ts'
+import { createId } from './ids.ts'
 import { createRegistry } from './registry.ts'
 import { routes } from './routes.ts'
 
@@ -36,7 +36,15 @@ export default definePlugin({
     const registry = createRegistry()
     ctx.collect('chat.agents', registry.agentCollector)
     ctx.collect('chat.providers', registry.providerCollector)
-    const chat = createChat({ registry, store, tools, log: ctx.log, config, now: Date.now, newId: randomUUID })
+    const chat = createChat({
+      registry,
+      store,
+      tools,
+      log: ctx.log,
+      config,
+      now: Date.now,
+      newId: () => createId(Date.now())
+    })
     ctx.contribute('http.routes', ...routes(chat))
     ctx.contribute(
       'http.info',

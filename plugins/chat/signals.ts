@@ -1,3 +1,5 @@
+import { setMaxListeners } from 'node:events'
+
 /** A signal that fires with the first of several, and leaves no listener behind once it is released. */
 export interface LinkedSignal {
   readonly signal: AbortSignal
@@ -7,6 +9,8 @@ export interface LinkedSignal {
 /** As `AbortSignal.any`, which keeps what it made for as long as its sources live. */
 export function linkSignals(sources: readonly AbortSignal[]): LinkedSignal {
   const controller = new AbortController()
+  // As many turns may wait on the signal of one agent as there are; it is no leak.
+  setMaxListeners(0, ...sources)
   const abort = (event: Event): void => controller.abort((event.target as AbortSignal).reason)
   for (const source of sources) {
     if (source.aborted) controller.abort(source.reason)

@@ -19,6 +19,7 @@ const phrases: readonly (readonly [RegExp, (a: string, b: string) => Calculation
 ]
 
 const words: readonly (readonly [RegExp, string])[] = [
+  [/\*\*/g, '^'],
   [/\bto the power of\b/g, '^'],
   [/\bmultiplied by\b|\btimes\b/g, '*'],
   [/\bdivided by\b|\bover\b/g, '/'],
@@ -28,7 +29,7 @@ const words: readonly (readonly [RegExp, string])[] = [
 ]
 
 /** Numbers joined by signs, parentheses around any of it. */
-const chain = /[-(\s]*\d[\d.]*[\s)]*(?:(?:\*\*|[-+*/^])[-(\s]*\d[\d.]*[\s)]*)+/g
+const chain = /[-(\s]*\d[\d.]*[\s)]*(?:[-+*/^][-(\s]*\d[\d.]*[\s)]*)+/g
 
 const date = /^\d{4}-\d{1,2}-\d{1,2}$/
 

@@ -10,6 +10,7 @@ import type {
 } from '@ai-sdk/provider'
 import type { RoutingOptions } from '../chat/types.ts'
 import { findCalculation } from './arithmetic.ts'
+import { findTimeQuestion } from './time.ts'
 import { closest, topicWords } from './words.ts'
 
 /** What it answers: words, or one call of a tool. */
@@ -101,7 +102,10 @@ function decide(options: LanguageModelV3CallOptions): Decision {
   if (calculation !== undefined && offered.has('calculator')) {
     return { tool: 'calculator', input: { expression: calculation.expression } }
   }
-  if (asksForTime(message) && offered.has('clock')) return { tool: 'clock', input: {} }
+  const time = findTimeQuestion(message)
+  if (time !== undefined && offered.has('clock')) {
+    return { tool: 'clock', input: time.timezone === undefined ? {} : { timezone: time.timezone } }
+  }
   return { text: introduce(offered) }
 }
 
@@ -112,28 +116,27 @@ function lastUserText({ prompt }: LanguageModelV3CallOptions): string {
 
 /** @returns the name of the candidate whose description shares most words with the message; empty when nobody's does */
 function route(message: string, { candidates }: RoutingOptions): string {
-  const topic = topicWords(message)
-  if (findCalculation(message) !== undefined)
-    for (const word of ['arithmetic', 'calculate', 'calculator', 'math']) topic.add(word)
-  if (asksForTime(message)) for (const word of ['time', 'date', 'clock']) topic.add(word)
-  return closest(topic, candidates)?.name ?? ''
-}
-
-const timeQuestion =
-  /\b(?:what(?:['’]?s| is)? (?:the )?(?:current )?(?:time|date|day)|tell me the (?:time|date)|(?:current|today['’]?s) (?:time|date))(?=\s*(?:$|[?.!,]|(?:is it|it is|now|right now|today|please|utc)\b))/i
-
-function asksForTime(message: string): boolean {
-  return timeQuestion.test(message)
+  const implied = [
+    ...(findCalculation(message) === undefined ? [] : ['arithmetic', 'calculate', 'calculator', 'math']),
+    ...(findTimeQuestion(message) === undefined ? [] : ['time', 'date', 'clock'])
+  ]
+  return closest(new Set([...topicWords(message), ...implied]), candidates)?.name ?? ''
 }
 
 /** What a tool answered, in words; nothing that it did not say. */
 function tell(message: string, { toolName, output }: LanguageModelV3ToolResultPart): string {
   const value = 'value' in output ? output.value : null
-  const { error, result } = (typeof value === 'object' && value !== null ? value : {}) as Record<string, unknown>
-  if (typeof error === 'string') return `The ${toolName} could not answer: ${error}`
-  const calculation = toolName === 'calculator' ? findCalculation(message) : undefined
-  if (calculation !== undefined && (typeof result === 'number' || typeof result === 'string')) {
-    return `${calculation.shown} = ${result}`
+  const fields = (typeof value === 'object' && value !== null ? value : {}) as Readonly<Record<string, unknown>>
+  if (typeof fields['error'] === 'string') return `The ${toolName} could not answer: ${fields['error']}`
+  const calculation = findCalculation(message)
+  if (toolName === 'calculator' && calculation !== undefined && typeof fields['result'] === 'number') {
+    return `${calculation.shown} = ${fields['result']}`
+  }
+  const { local, weekday, timezone } = fields
+  if (toolName === 'clock' && typeof local === 'string') {
+    const place = findTimeQuestion(message)?.unknownPlace
+    const lead = place === undefined ? 'It' : `I know no time zone called “${place}”. It`
+    return `${lead} is ${String(weekday)}, ${local.slice(0, 10)}, ${local.slice(11, 16)} in ${String(timezone)}.`
   }
   return `The ${toolName} says: ${JSON.stringify(value)}`
 }
@@ -141,7 +144,7 @@ function tell(message: string, { toolName, output }: LanguageModelV3ToolResultPa
 function introduce(offered: ReadonlySet<string>): string {
   const abilities = [
     ...(offered.has('calculator') ? ['work out arithmetic with the calculator, such as “what is 17*23?”'] : []),
-    ...(offered.has('clock') ? ['tell the time'] : [])
+    ...(offered.has('clock') ? ['tell the time, also in a city such as Tokyo'] : [])
   ]
   const able =
     abilities.length === 0

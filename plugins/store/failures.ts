@@ -1,10 +1,14 @@
 import { statfsSync } from 'node:fs'
 import { CodedError, messageOf } from '../../kernel/index.ts'
 
-/** A write can be cut short by a full disk and then reads as EIO: below this, room is taken to be the cause. */
+/**
+ * A write that a full disk cuts short reads as EIO, or as the MDB_BAD_TXN of the transaction it was in: with less than
+ * this left, room is taken to be the cause.
+ */
 const scarceBytes = 64 * 1024 * 1024
 
 const full: readonly (string | number | undefined)[] = ['ENOSPC', 'EDQUOT', 'EFBIG', 28, 122, 27, -30_792]
+const cutShort: readonly (string | number | undefined)[] = ['EIO', 5, -30_782]
 const unwritable: readonly (string | number | undefined)[] = [
   'EACCES',
   'EPERM',
@@ -23,7 +27,7 @@ export function toStoreError(error: unknown, folder: string): CodedError {
   if (error instanceof CodedError) return error
   const code = (error as { code?: string | number } | undefined)?.code
   const because = typeof code === 'number' ? `${messageOf(error)}, code ${code}` : messageOf(error)
-  if (full.includes(code) || ((code === 5 || code === 'EIO') && freeBytes(folder) < scarceBytes)) {
+  if (full.includes(code) || (cutShort.includes(code) && freeBytes(folder) < scarceBytes)) {
     return new CodedError('STORE_FULL', `no room on the disk of ${folder}: free some, writes then work again`, {
       cause: error
     })

@@ -124,15 +124,15 @@ async function createDataFile(folder: string): Promise<void> {
   await rm(draft, { recursive: true, force: true })
 }
 
-/** The collection of the key that is looked for: a key encoder of lmdb gets one value only. */
-interface Target {
+/** The one key that is being looked for, not yet encoded: lmdb hands it to the encoder as it is. */
+interface Wanted {
   collection: string
+  key: Key
 }
 
-type Database = RootDatabase<string, string | string[]> & { readonly target: Target }
+type Database = RootDatabase<string, string>
 
 function openDatabase(folder: string): Database {
-  const target: Target = { collection: '' }
   const options: RootDatabaseOptionsWithPath & Record<string, unknown> = {
     path: folder,
     // A folder whose name has a dot in it is a folder all the same.
@@ -144,18 +144,18 @@ function openDatabase(folder: string): Database {
     // Batching by turns leaves a rejection unhandled when a commit fails. Writes of a turn share a commit without it.
     eventTurnBatching: false,
     keyEncoder: {
-      writeKey: (key: string | Key, buffer: Buffer, position: number): number =>
+      writeKey: (key: string | Wanted, buffer: Buffer, position: number): number =>
         typeof key === 'string'
           ? position + buffer.write(key, position, 'latin1')
-          : writeKey(target.collection, key, buffer, position),
+          : writeKey(key.collection, key.key, buffer, position),
       readKey: (buffer: Buffer, start: number, end: number): string => buffer.toString('latin1', start, end)
     }
   }
-  return Object.assign(open<string, string | string[]>(options), { target })
+  return open<string, string>(options)
 }
 
 function createEngine(folder: string, db: Database, unlock: () => Promise<void>): Engine {
-  const { target } = db
+  const wanted: Wanted = { collection: '', key: [] }
   let closing: Promise<void> | undefined
   let closed = false
   let running = 0
@@ -179,9 +179,10 @@ function createEngine(folder: string, db: Database, unlock: () => Promise<void>)
     folder,
 
     find(collection, key) {
-      target.collection = collection
+      wanted.collection = collection
+      wanted.key = key
       try {
-        return db.get(key as string[])
+        return db.get(wanted as unknown as string)
       } catch (error) {
         throw toError(error)
       }

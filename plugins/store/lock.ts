@@ -1,17 +1,21 @@
-import { rmSync, statSync } from 'node:fs'
+import { realpathSync, rmSync, statSync } from 'node:fs'
 import { connect, createServer, type Server } from 'node:net'
-import { join, relative } from 'node:path'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { CodedError } from '../../kernel/index.ts'
 import { toStoreError } from './failures.ts'
 
 /** How long a live holder may take to tell its process id, before it is named without it. */
 const answerTimeoutMs = 1_000
+/** What every system has room for; a longer one would be cut without a word. */
+const maxSocketPathBytes = 103
 
 /**
  * Makes this process the only user of a folder, however the folder is spelt. The lock is a listening socket, so it ends
  * with the process that holds it, and whoever comes second can ask it who it is. On Linux the socket has no file: its
  * name is made of the folder's device and inode. (Containers that share a folder but no network do not see each other's
- * sockets.) Elsewhere it is `lock.sock` in the folder, and one that nobody listens on is taken over.
+ * sockets.) Elsewhere it is `lock.sock` in the folder, or a file in the system's temporary folder where that path would
+ * be too long for a socket; one that nobody listens on is taken over.
  * @returns gives the lock back
  * @throws CodedError `STORE_LOCKED`
  */
@@ -19,7 +23,7 @@ export async function lockFolder(
   folder: string,
   abstract = process.platform === 'linux'
 ): Promise<() => Promise<void>> {
-  const path = abstract ? abstractName(folder) : shortest(join(folder, 'lock.sock'))
+  const path = abstract ? `\0${nameOf(folder)}` : fileFor(folder)
   for (let tries = 0; tries < 3; tries++) {
     const server = await listen(path, folder)
     if (server !== undefined) return () => close(server)
@@ -30,15 +34,15 @@ export async function lockFolder(
   throw locked(folder, '')
 }
 
-function abstractName(folder: string): string {
+function nameOf(folder: string): string {
   const { dev, ino } = statSync(folder, { bigint: true })
-  return `\0heartwood-store-${dev}-${ino}`
+  return `heartwood-store-${dev}-${ino}`
 }
 
-/** The path of a socket has room for some 100 bytes. */
-function shortest(path: string): string {
-  const other = relative(process.cwd(), path)
-  return other.length < path.length ? other : path
+/** The same for every spelling of the folder. */
+function fileFor(folder: string): string {
+  const path = join(realpathSync(folder), 'lock.sock')
+  return Buffer.byteLength(path) <= maxSocketPathBytes ? path : join(tmpdir(), `${nameOf(folder)}.sock`)
 }
 
 /** @returns `undefined` when the name is taken */

@@ -1,7 +1,8 @@
-import { chmod, link, open, readFile, stat, unlink } from 'node:fs/promises'
+import { chmod, link, open, readFile, rm, stat } from 'node:fs/promises'
 import { join } from 'node:path'
 import { CodedError } from '../../kernel/index.ts'
 import { toStoreError } from './failures.ts'
+import { syncFolder } from './folder.ts'
 
 /** See `secret` of the contract. One that is there wins over one that is being made. */
 export async function keepSecret(
@@ -15,7 +16,7 @@ export async function keepSecret(
     const kept = await readSecret(path)
     if (kept !== undefined) return { value: kept, path, created: false }
     const value = make()
-    const created = await writeOnce(path, value)
+    const created = await writeOnce(folder, path, value)
     return { value: created ? value : ((await readSecret(path)) ?? value), path, created }
   } catch (error) {
     throw toStoreError(error, folder)
@@ -43,26 +44,27 @@ async function readSecret(path: string): Promise<string | undefined> {
 }
 
 /**
- * The file appears whole or not at all, and on disk before anything is built on it.
+ * The file appears whole or not at all, and is on disk before anything is built on it.
  * @returns false when another one was there first
  */
-async function writeOnce(path: string, value: string): Promise<boolean> {
+async function writeOnce(folder: string, path: string, value: string): Promise<boolean> {
   const draft = `${path}.new`
-  const file = await open(draft, 'w', 0o600)
   try {
-    await file.chmod(0o600)
-    await file.writeFile(`${value}\n`)
-    await file.sync()
-  } finally {
-    await file.close()
-  }
-  try {
+    const file = await open(draft, 'w', 0o600)
+    try {
+      await file.chmod(0o600)
+      await file.writeFile(`${value}\n`)
+      await file.sync()
+    } finally {
+      await file.close()
+    }
     await link(draft, path)
+    await syncFolder(folder)
     return true
   } catch (error) {
     if ((error as NodeJS.ErrnoException).code === 'EEXIST') return false
     throw error
   } finally {
-    await unlink(draft)
+    await rm(draft, { force: true })
   }
 }

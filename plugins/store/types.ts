@@ -1,6 +1,9 @@
 import type { Awaitable } from '../../kernel/index.ts'
 
-/** Key path inside one collection: 1 to 8 parts, compared in order, part by part; numbers before strings. */
+/**
+ * Key path inside one collection: 1 to 8 parts, compared in order, part by part; numbers (finite ones) before strings,
+ * strings by code point. At most 1,900 bytes, each part with one or two more than its UTF-8, a number with 9.
+ */
 export type Key = readonly (string | number)[]
 
 /** A stored value and the version it was written with: 1 for the first write, +1 for each later one. */
@@ -45,7 +48,10 @@ export interface WriteOptions {
  * A collection is written only by the service of its plugin; that service may take part in another plugin's
  * transaction (`audit.record(tx, …)`).
  *
- * Codes: `STORE_CONFLICT`, `STORE_KEY_INVALID`, `STORE_FULL` (no room on disk), `STORE_FAILED` (the engine refused).
+ * Codes: `STORE_CONFLICT`, `STORE_KEY_INVALID` (of a key, or the name of a collection: 1 to 64 printable ASCII
+ * characters), `STORE_FULL` (no room on disk; writes work again once there is), `STORE_FAILED` (the engine refused, or is
+ * closed). Its start can fail with `STORE_UNWRITABLE`, `STORE_LOCKED` (detail `folder`, and `pid` of the holder where it
+ * is known), `STORE_DAMAGED`, `STORE_FORMAT` (written by a newer version, or by something else).
  */
 export interface Store extends Reader {
   /**
@@ -56,7 +62,8 @@ export interface Store extends Reader {
    */
   atomically<R>(work: (tx: Transaction) => Awaitable<R>, options?: WriteOptions): Promise<R>
   /**
-   * Adds `amount` to a counter unless that would pass `limit`; exact under any concurrency.
+   * Adds `amount` to a counter (a plain number, 0 while absent) unless that would pass `limit`; exact under any
+   * concurrency. A negative amount gives back.
    * @returns whether it fitted
    */
   reserve(collection: string, key: Key, amount: number, limit: number): Promise<boolean>

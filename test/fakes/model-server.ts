@@ -21,15 +21,16 @@ export type Step =
   | { readonly reset: true }
   | { readonly cut: true }
 
-/** An answer as data. After the last step the body ends as HTTP wants it, unless the connection has ended before. */
+/**
+ * An answer as data. The head goes out with the first byte of the body, so what comes before is without an answer. After
+ * the last step the body ends as HTTP wants it, unless the connection has ended before.
+ */
 export interface Script {
   /** 200 when left out. */
   readonly status?: number
   /** `text/event-stream` when left out; `application/json` when the status is no success. */
   readonly contentType?: string
   readonly headers?: Readonly<Record<string, string>>
-  /** Before the status line is sent. */
-  readonly before?: Promise<unknown>
   readonly steps: readonly Step[]
 }
 
@@ -110,26 +111,31 @@ export interface Usage {
 /** What a model says in one answer. */
 export interface Says {
   readonly text?: string
-  readonly calls?: readonly { readonly name: string; readonly arguments: unknown }[]
+  /** The id is `call_<index>` when left out; a string as arguments is sent as it is. */
+  readonly calls?: readonly { readonly id?: string; readonly name: string; readonly arguments: unknown }[]
   readonly usage?: Usage
 }
 
-/** The answer to `request`, as a stream or as one body, whichever it asks for. */
-export function say(request: ModelRequest, says: Says): Script {
-  const { text = '', calls = [], usage } = says
+/** An answer as a stream, or as one body. */
+export function say(streamed: boolean, says: Says): Script {
+  const { text = '', usage } = says
+  const calls = (says.calls ?? []).map((call, index) => ({
+    id: call.id ?? `call_${index}`,
+    name: call.name,
+    input: typeof call.arguments === 'string' ? call.arguments : JSON.stringify(call.arguments)
+  }))
   const reason = calls.length > 0 ? 'tool_calls' : 'stop'
-  const callId = (index: number): string => `call_${request.body.messages.length}_${index}`
-  if (request.body.stream !== true) {
+  if (!streamed) {
     const message = {
       role: 'assistant',
       content: text === '' ? null : text,
       ...(calls.length === 0
         ? {}
         : {
-            tool_calls: calls.map((call, index) => ({
-              id: callId(index),
+            tool_calls: calls.map(({ id, name, input }) => ({
+              id,
               type: 'function',
-              function: { name: call.name, arguments: JSON.stringify(call.arguments) }
+              function: { name, arguments: input }
             }))
           })
     }
@@ -137,7 +143,7 @@ export function say(request: ModelRequest, says: Says): Script {
       id: 'chatcmpl-1',
       object: 'chat.completion',
       created: 1,
-      model: request.body.model,
+      model: 'm',
       choices: [{ index: 0, message, finish_reason: reason }],
       ...(usage === undefined ? {} : { usage: toWire(usage) })
     })
@@ -145,17 +151,21 @@ export function say(request: ModelRequest, says: Says): Script {
   const middle = Math.ceil(text.length / 2)
   const texts = text === '' ? [] : [text.slice(0, middle), text.slice(middle)].filter((piece) => piece !== '')
   const pieces = texts.map(delta)
-  for (const [index, call] of calls.entries()) {
-    const input = JSON.stringify(call.arguments)
+  for (const [index, { id, name, input }] of calls.entries()) {
     const third = Math.ceil(input.length / 3)
     pieces.push(
-      toolCallDelta(index, { id: callId(index), name: call.name, arguments: '' }),
+      toolCallDelta(index, { id, name, arguments: '' }),
       toolCallDelta(index, { arguments: input.slice(0, third) }),
       toolCallDelta(index, { arguments: input.slice(third, 2 * third) }),
       toolCallDelta(index, { arguments: input.slice(2 * third) })
     )
   }
   return { steps: [...pieces.map((write) => ({ write })), { write: finish(reason, usage) + doneMark }] }
+}
+
+/** The script, with a step before it. */
+export function after(step: Step, script: Script): Script {
+  return { ...script, steps: [step, ...script.steps] }
 }
 
 /** One JSON body. */
@@ -170,22 +180,22 @@ const usage: Usage = { input: 10, output: 5 }
  * `ECHO: <last user text>`, but: `FAIL` is status 500, `SLOW` takes 2 s, `CALC` calls the calculator once (2 + 3) and
  * then says `RESULT 5`, `LOOPTOOL` calls it for ever.
  */
-export function standIn(request: ModelRequest): Script {
-  const { model, messages } = request.body
+export function standIn({ body: { model, messages, stream = false } }: ModelRequest): Script {
   const text = messages.findLast((message) => message.role === 'user')?.content ?? ''
-  if (model === 'mock-router') return say(request, { text: /route:(\S+)/.exec(text)?.[1] ?? 'product', usage })
-  const call = { name: 'calculator', arguments: { operation: 'add', a: 2, b: 3 } }
+  if (model === 'mock-router') return say(stream, { text: /route:(\S+)/.exec(text)?.[1] ?? 'product', usage })
+  const input = { operation: 'add', a: 2, b: 3 }
+  const call = { id: `call_${messages.length}`, name: 'calculator', arguments: input }
   switch (text) {
     case 'FAIL':
       return json(500, { error: { message: 'the stand-in fails as told', type: 'server_error' } })
     case 'CALC':
-      return say(request, messages.at(-1)?.role === 'tool' ? { text: 'RESULT 5', usage } : { calls: [call], usage })
+      return say(stream, messages.at(-1)?.role === 'tool' ? { text: 'RESULT 5', usage } : { calls: [call], usage })
     case 'LOOPTOOL':
-      return say(request, { calls: [call], usage })
+      return say(stream, { calls: [call], usage })
     case 'SLOW':
-      return { ...say(request, { text: `ECHO: ${text}`, usage }), before: sleep(2_000) }
+      return after({ delayMs: 2_000 }, say(stream, { text: `ECHO: ${text}`, usage }))
     default:
-      return say(request, { text: `ECHO: ${text}`, usage })
+      return say(stream, { text: `ECHO: ${text}`, usage })
   }
 }
 
@@ -238,10 +248,8 @@ export async function startModelServer(answer: (request: ModelRequest) => Script
 async function play(script: Script, response: ServerResponse): Promise<void> {
   const status = script.status ?? 200
   const contentType = script.contentType ?? (status < 300 ? 'text/event-stream' : 'application/json')
-  await script.before
   response.socket?.setNoDelay(true)
   response.writeHead(status, { 'content-type': contentType, ...script.headers })
-  response.flushHeaders()
   for (const step of script.steps) {
     if (response.destroyed) return
     if ('write' in step) await send(response, step.write)

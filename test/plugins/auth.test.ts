@@ -592,9 +592,10 @@ t.test('a session lives as long as its refresh token, then it is pruned', async 
   const first = await accounts.register({ email: 'c@x.test', password, name: 'N' })
   nowMs += 604_000 * 1000
   const second = await accounts.refresh(first.refresh_token)
+  nowMs += 859 * 1000
   await accounts.prune()
-  t.strictSame(await left(), { sessions: 1, successors: 1 }, 'nothing that lives is pruned')
-  nowMs += 861 * 1000
+  t.strictSame(await left(), { sessions: 1, successors: 1 }, 'nothing that may still be taken is pruned')
+  nowMs += 1000
   await accounts.prune()
   t.strictSame(await left(), { sessions: 1, successors: 0 })
   nowMs += 604_800 * 1000
@@ -645,10 +646,6 @@ t.test('a short jwt_secret stops the start and is not repeated', async (t) => {
   t.match(
     kernel.fibers().filter(({ entry }) => entry === 'auth'),
     [{ state: 'Failed', error: /JWT_SECRET.* 31 .*32/ }]
-  )
-  t.match(
-    lines.filter(({ level }) => level === 'error'),
-    [{ error: { code: 'AUTH_SECRET_TOO_SHORT' } }]
   )
   t.equal(services('auth'), undefined)
   t.notOk(JSON.stringify([kernel.fibers(), lines]).includes(short))
