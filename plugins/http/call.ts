@@ -1,0 +1,484 @@
+import { type Awaitable, CodedError, type Issue, isCoded, type Lease } from '../../kernel/index.ts'
+import type { Dispatcher } from './dispatcher.ts'
+import { parseJson } from './json.ts'
+import { codeOf, messageFor, toProblem } from './problems.ts'
+import { parseQuery, type Query } from './query.ts'
+import type { Endpoint } from './router.ts'
+import { BytesFeed, EventFeed, type Feed, Outlet } from './stream.ts'
+import type { BodyReader, Exchange, ExchangeListener } from './transport.ts'
+import type { Guard, Headers, Principal, Problem, Reply, Request } from './types.ts'
+
+const nobody: Principal = Object.freeze({ kind: 'anonymous', id: '' })
+const noBytes = new Uint8Array(0)
+const saneId = /^[\x21-\x7e]{1,128}$/
+const jsonType = /^application\/(?:[\w!#$&^.+-]+\+)?json[ \t]*(?:;|$)/i
+const foreignCharset = /;[ \t]*charset[ \t]*=[ \t]*"?(?!utf-8)/i
+const headerName = /^[!#$%&'*+.^_`|~\w-]+$/
+const headerValue = /^[\t\x20-\x7e\x80-\xff]*$/
+/** Ours to say: the transport frames the answer, and the id is the one that is in the log. */
+const ownHeaders = new Set(['connection', 'content-length', 'date', 'keep-alive', 'transfer-encoding', 'x-request-id'])
+/** A refused body of up to this size is read to its end, so that the client gets to see why; a longer one is cut. */
+const maxDiscardedBytes = 64 * 1024 * 1024
+
+/**
+ * One request on its way: found, let in, checked, handled, answered. It is also the {@link Request} its handler sees.
+ *
+ * As long as nothing has to be waited for, nothing is: with a guard and a handler that are at hand, the answer is
+ * written in the turn in which the request came. What outlives that turn holds leases on the generation of the route
+ * and on the one of http, until both its work and its answer have ended.
+ */
+export class Call implements Request, ExchangeListener, BodyReader {
+  readonly id: string
+  params: Readonly<Record<string, string>> = {}
+  query: unknown
+  body: unknown
+  rawBody: Uint8Array | undefined
+  principal: Principal = nobody
+  readonly #dispatcher: Dispatcher
+  readonly #exchange: Exchange
+  #endpoint: Endpoint | undefined
+  #guard: Guard | undefined
+  #search: Query | undefined
+  #lease: Lease | undefined
+  #ownLease: Lease | undefined
+  #controller: AbortController | undefined
+  #outlet: Outlet | undefined
+  #feed: Feed | undefined
+  /** How many pieces of work go on beside the exchange: a guard, a handler, a producer. */
+  #working = 0
+  /** Where the body goes while the guard is still thinking; `undefined` is sent there for one that is too large. */
+  #onBody: ((bytes: Uint8Array | undefined) => void) | undefined
+
+  constructor(dispatcher: Dispatcher, exchange: Exchange) {
+    this.#dispatcher = dispatcher
+    this.#exchange = exchange
+    const given = exchange.header('x-request-id')
+    this.id = given !== undefined && saneId.test(given) ? given : dispatcher.options.nextId()
+    exchange.listener = this
+  }
+
+  get method(): string {
+    return this.#exchange.method
+  }
+
+  get path(): string {
+    return this.#exchange.path
+  }
+
+  get address(): string {
+    return this.#exchange.address
+  }
+
+  header(name: string): string | undefined {
+    return this.#exchange.header(name)
+  }
+
+  queryValue(name: string): string | undefined {
+    try {
+      const value = this.#readSearch()[name]
+      return typeof value === 'object' ? value[0] : value
+    } catch {
+      // A query that cannot be read names nothing; a route that wants one refuses it with the reason.
+      return undefined
+    }
+  }
+
+  /** Made when it is first asked for: most handlers never do. */
+  get signal(): AbortSignal {
+    if (this.#controller === undefined) {
+      this.#controller = new AbortController()
+      if (this.#exchange.isGone) this.#controller.abort(clientGone())
+      else if (!this.#exchange.isOver) {
+        this.#hold()
+        this.#watch(this.#lease)
+        this.#watch(this.#ownLease)
+      }
+    }
+    return this.#controller.signal
+  }
+
+  // Found and let in.
+
+  begin(): void {
+    try {
+      this.#find()
+    } catch (error) {
+      this.#fail(error)
+    }
+  }
+
+  #find(): void {
+    const { table, guards, options } = this.#dispatcher
+    const match = table.find(this.path)
+    if (match === undefined) return this.#refuse(404, 'nothing is at this path')
+    if (match.isMalformed) return this.#refuse(400, 'the path holds a percent escape that is not valid UTF-8, or NUL')
+    const endpoint = match.resource.endpoints.get(this.method)
+    if (endpoint === undefined) {
+      if (this.method !== 'OPTIONS') {
+        return this.#refuse(405, `${this.method} is not possible here`, ['allow', match.resource.allow])
+      }
+      const head = ['x-request-id', this.id, 'allow', match.resource.allow]
+      options.cors.preflight(this.#exchange, head)
+      return this.#exchange.send(204, head, undefined)
+    }
+    this.#endpoint = endpoint
+    this.params = match.params
+    const name = endpoint.route.guard
+    if (name === undefined) return this.#enter()
+    const guard = guards.get(name)
+    if (guard === undefined) return this.#refuse(503, `the guard '${name}' of this path is not there`)
+    this.#guard = guard.item
+    const principal = guard.item.check(this)
+    if (isPromise(principal)) {
+      this.#hold()
+      void this.#enterLater(principal, guard.lease())
+    } else {
+      this.principal = principal
+      this.#enter()
+    }
+  }
+
+  /** The body is read meanwhile: a reader that came later would miss it. */
+  async #enterLater(principal: Promise<Principal>, guardLease: Lease): Promise<void> {
+    this.#working += 1
+    const { readsBody } = this.#endpoint as Endpoint
+    let received: Promise<Uint8Array | undefined> | undefined
+    if (readsBody && this.#exchange.bodyLength !== 0) {
+      received = new Promise((resolve) => {
+        this.#onBody = resolve
+      })
+      this.#exchange.readBody(this.#maxBodyBytes, this)
+    }
+    try {
+      this.principal = await principal
+      if (received === undefined) {
+        if (!this.#exchange.isOver) this.#enter()
+      } else if (!this.#exchange.isOver && this.#isReady()) {
+        const bytes = await received
+        if (!this.#exchange.isOver) {
+          if (bytes === undefined) this.#refuseSize()
+          else this.#handleBody(bytes)
+        }
+      }
+    } catch (error) {
+      this.#fail(error)
+    }
+    guardLease.release()
+    this.#endWork()
+  }
+
+  #enter(): void {
+    if (!this.#isReady()) return
+    if (!(this.#endpoint as Endpoint).readsBody) return this.#handle()
+    if (this.#exchange.bodyLength === 0) return this.#handleBody(noBytes)
+    this.#hold()
+    this.#exchange.readBody(this.#maxBodyBytes, this)
+  }
+
+  /** Checks what can be checked without the body. */
+  #isReady(): boolean {
+    const { checks, route } = this.#endpoint as Endpoint
+    // An id that cannot be is one that is not there.
+    if (checks.params !== undefined && checks.params(this.params).length > 0) {
+      this.#refuse(404, 'nothing is at this path')
+      return false
+    }
+    if (checks.query !== undefined) {
+      // A copy: the schema's numbers and defaults go into it.
+      const query = Object.assign(Object.create(null) as Query, this.#readSearch())
+      if (!this.#isValid(checks.query(query))) return false
+      this.query = query
+    }
+    if (route.body !== undefined && (this.#exchange.bodyLength !== 0 || route.bodyOptional !== true)) {
+      const type = this.header('content-type')
+      if (type !== 'application/json' && !isJson(type)) {
+        this.#refuse(415, 'the content type must be application/json')
+        return false
+      }
+    }
+    return true
+  }
+
+  #isValid(issues: readonly Issue[]): boolean {
+    if (issues.length === 0) return true
+    this.#refuse(400, describe(issues))
+    return false
+  }
+
+  #readSearch(): Query {
+    this.#search ??= parseQuery(this.#exchange.search)
+    return this.#search
+  }
+
+  // The body.
+
+  get #maxBodyBytes(): number {
+    return (this.#endpoint as Endpoint).route.maxBodyBytes ?? this.#dispatcher.options.maxBodyBytes
+  }
+
+  onBody(bytes: Uint8Array): void {
+    if (this.#onBody !== undefined) return this.#onBody(Uint8Array.from(bytes))
+    try {
+      this.#handleBody(bytes)
+    } catch (error) {
+      this.#fail(error)
+    }
+  }
+
+  onTooLarge(): void {
+    if (this.#onBody !== undefined) this.#onBody(undefined)
+    else this.#refuseSize()
+  }
+
+  #refuseSize(): void {
+    if (this.#exchange.bodyLength > maxDiscardedBytes) this.#exchange.isLast = true
+    this.#refuse(413, `the body is longer than ${this.#maxBodyBytes} bytes`)
+  }
+
+  #handleBody(bytes: Uint8Array): void {
+    const { checks, route } = this.#endpoint as Endpoint
+    if (route.rawBody === true) this.rawBody = Uint8Array.from(bytes)
+    if (checks.body !== undefined) {
+      this.body = bytes.length === 0 && route.bodyOptional === true ? {} : parseJson(bytes)
+      if (!this.#isValid(checks.body(this.body))) return
+    }
+    this.#handle()
+  }
+
+  // Handled and answered.
+
+  #handle(): void {
+    const reply = (this.#endpoint as Endpoint).route.handle(this)
+    if (!isPromise(reply)) return this.#answer(reply)
+    this.#hold()
+    this.#working += 1
+    void this.#answerLater(reply)
+  }
+
+  async #answerLater(reply: Promise<Reply>): Promise<void> {
+    try {
+      this.#answer(await reply)
+    } catch (error) {
+      this.#fail(error)
+    }
+    this.#endWork()
+  }
+
+  #answer(reply: Reply, more?: readonly string[]): void {
+    const { cors, keepAliveIntervalMs } = this.#dispatcher.options
+    const exchange = this.#exchange
+    if (exchange.isOver) return this.#drop(reply)
+    const head = ['x-request-id', this.id]
+    const status = reply.status ?? 200
+    let body: string | Uint8Array | undefined = ''
+    let feed: Feed | undefined
+    if (isResponse(reply)) {
+      for (const [name, value] of reply.headers) if (!ownHeaders.has(name)) head.push(name, value)
+      if (reply.body !== null) feed = new BytesFeed(reply.body)
+    } else {
+      if (reply.headers !== undefined) addHeaders(head, reply.headers)
+      if ('body' in reply) {
+        body = JSON.stringify(reply.body) ?? 'null'
+        addDefault(head, 'content-type', 'application/json')
+      } else if ('text' in reply) {
+        body = reply.text
+        addDefault(head, 'content-type', 'text/plain; charset=utf-8')
+      } else if ('bytes' in reply) {
+        body = reply.bytes
+        addDefault(head, 'content-type', 'application/octet-stream')
+      } else if ('events' in reply) {
+        feed = new EventFeed(reply.events)
+        addDefault(head, 'content-type', 'text/event-stream')
+        addDefault(head, 'cache-control', 'no-cache, no-transform')
+        addDefault(head, 'x-accel-buffering', 'no')
+      }
+    }
+    if (more !== undefined) for (let at = 0; at < more.length; at += 2) addDefault(head, more[at]!, more[at + 1]!)
+    if (this.#endpoint?.isApi === true) addDefault(head, 'cache-control', 'no-store')
+    cors.decorate(exchange, head)
+    const isEmpty = status === 204 || status === 304
+    if (feed === undefined) {
+      exchange.send(status, head, isEmpty ? undefined : body)
+      this.#rest()
+    } else if (isEmpty || exchange.method === 'HEAD') {
+      exchange.send(status, head, undefined)
+      this.#follow(feed)
+    } else {
+      // The frames of a Response are its own: a comment of ours could fall into the middle of one.
+      this.#stream(status, head, feed, feed instanceof EventFeed ? keepAliveIntervalMs : undefined)
+    }
+  }
+
+  #stream(status: number, head: string[], feed: Feed, keepAliveIntervalMs: number | undefined): void {
+    const { stallTimeoutMs } = this.#dispatcher.options
+    this.#hold()
+    this.#outlet = new Outlet(this.#exchange, status, head, { stallTimeoutMs, keepAliveIntervalMs })
+    this.#follow(feed, this.#outlet)
+  }
+
+  /** Lets a producer feed the outlet, or tells it at once that nobody wants to hear it; works until it has ended. */
+  #follow(feed: Feed, outlet?: Outlet): void {
+    this.#feed = feed
+    this.#working += 1
+    const work = async () => {
+      try {
+        await outlet?.drawFrom(feed)
+      } catch (error) {
+        if (!this.#isExpected(error)) this.#log('error', 'a stream failed; its client was cut off', error)
+        this.#exchange.cut()
+      }
+      await this.#cancel()
+      this.#endWork()
+    }
+    void work()
+  }
+
+  async #cancel(): Promise<void> {
+    try {
+      await this.#feed?.cancel()
+    } catch (error) {
+      if (!this.#isExpected(error)) this.#log('error', 'the producer of a stream failed to end', error)
+    }
+  }
+
+  /** An answer that came after the client had left. */
+  #drop(reply: Reply): void {
+    if (isResponse(reply)) {
+      if (reply.body !== null) this.#follow(new BytesFeed(reply.body))
+    } else if ('events' in reply) {
+      this.#follow(new EventFeed(reply.events))
+    }
+    this.#rest()
+  }
+
+  // Refused.
+
+  #refuse(status: number, message: string, head: readonly string[] = []): void {
+    this.refuse({ status, code: codeOf(status), message }, head)
+  }
+
+  /** Answers with a problem, in the form of the route if it has one of its own. */
+  refuse(problem: Problem, head: readonly string[] = []): void {
+    const more = ['cache-control', 'no-store', ...head]
+    if (problem.retryAfterSeconds !== undefined) more.push('retry-after', String(problem.retryAfterSeconds))
+    if (problem.status === 401) more.push('www-authenticate', 'Bearer')
+    const render = this.#endpoint?.route.renderProblem
+    if (render !== undefined) {
+      try {
+        return this.#answer(render(problem), more)
+      } catch (error) {
+        this.#log('error', 'a problem could not be rendered in the form of its route', error)
+      }
+    }
+    const { status, code } = problem
+    this.#answer({ status, body: { error: messageFor(problem), code } }, more)
+  }
+
+  #fail(error: unknown): void {
+    if (this.#exchange.isOver) {
+      if (!this.#isExpected(error)) this.#log('error', 'a request failed after its client had left', error)
+      return this.#rest()
+    }
+    const problem = toProblem(error, this.#endpoint?.route.errors, this.#guard?.errors)
+    // Overload is no fault of ours, and must not fill the log with stacks.
+    if (problem.status === 503) this.#log('warn', 'a request was refused', isCoded(error) ? error.code : error)
+    else if (problem.status >= 500) this.#log('error', 'a request failed', error)
+    this.refuse(problem)
+  }
+
+  #log(level: 'warn' | 'error', message: string, error: unknown): void {
+    const { id, method, path } = this
+    this.#dispatcher.options.log[level](message, { requestId: id, method, path, error })
+  }
+
+  /** Whether `error` is only the echo of the client's leaving. */
+  #isExpected(error: unknown): boolean {
+    if (!this.#exchange.isGone) return false
+    return isCoded(error, 'CLIENT_GONE') || (error instanceof Error && error.name === 'AbortError')
+  }
+
+  // The end.
+
+  onOver(): void {
+    if (this.#exchange.isGone) {
+      this.#abort(clientGone())
+      this.#onBody?.(undefined)
+      this.#outlet?.close()
+      if (this.#feed !== undefined) void this.#cancel()
+    }
+    this.#rest()
+  }
+
+  #endWork(): void {
+    this.#working -= 1
+    this.#rest()
+  }
+
+  #rest(): void {
+    if (this.#working > 0 || !this.#exchange.isOver || this.#lease === undefined) return
+    this.#lease.release()
+    this.#ownLease?.release()
+    if (this.#controller === undefined) return
+    this.#lease.signal.removeEventListener('abort', this)
+    this.#ownLease?.signal.removeEventListener('abort', this)
+  }
+
+  #hold(): void {
+    if (this.#lease !== undefined) return
+    this.#lease = (this.#endpoint as Endpoint).contribution.lease()
+    this.#ownLease = this.#dispatcher.options.hold()
+  }
+
+  #watch(lease: Lease | undefined): void {
+    if (lease === undefined) return
+    if (lease.signal.aborted) this.#abort(lease.signal.reason)
+    else lease.signal.addEventListener('abort', this)
+  }
+
+  /** A generation must end: that of the route, or that of http. */
+  handleEvent(event: Event): void {
+    this.#abort((event.target as AbortSignal).reason)
+  }
+
+  #abort(reason: unknown): void {
+    if (this.#controller?.signal.aborted === false) this.#controller.abort(reason)
+  }
+}
+
+function clientGone(): CodedError {
+  return new CodedError('CLIENT_GONE', 'the client left before it had its answer')
+}
+
+function isPromise<T>(value: Awaitable<T>): value is Promise<T> {
+  return typeof (value as Promise<T>).then === 'function'
+}
+
+/** Without touching the global `Response`, which loads a whole HTTP client. */
+function isResponse(reply: Reply): reply is Response {
+  return typeof (reply as Response).arrayBuffer === 'function'
+}
+
+function isJson(type: string | undefined): boolean {
+  return type !== undefined && jsonType.test(type) && !foreignCharset.test(type)
+}
+
+/** @throws TypeError for a name or value that would break the head of the answer */
+function addHeaders(head: string[], headers: Headers): void {
+  for (const [name, value] of Object.entries(headers)) {
+    const lower = name.toLowerCase()
+    if (ownHeaders.has(lower)) continue
+    if (!headerName.test(name)) throw new TypeError(`'${name}' is no name of a header`)
+    if (!headerValue.test(value)) throw new TypeError(`the value of the header '${lower}' holds what it must not`)
+    head.push(lower, value)
+  }
+}
+
+function addDefault(head: string[], name: string, value: string): void {
+  for (let at = 0; at < head.length; at += 2) if (head[at] === name) return
+  head.push(name, value)
+}
+
+/** `missing name (at user.name)`: the path only where the message does not say it all. */
+function describe(issues: readonly Issue[]): string {
+  return issues.map(({ message, path }) => (path.length > 1 ? `${message} (at ${path.join('.')})` : message)).join('; ')
+}

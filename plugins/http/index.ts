@@ -1,0 +1,162 @@
+import { randomBytes } from 'node:crypto'
+import { type Contribution, definePlugin, schemaOf } from '../../kernel/index.ts'
+import { Cors } from './cors.ts'
+import { Dispatcher, guardsOf } from './dispatcher.ts'
+import { Front } from './front.ts'
+import { openServer, type TransportChoice } from './listen.ts'
+import { ownRoutes } from './own-routes.ts'
+import type { HealthCheck, Http, InfoPart } from './types.ts'
+
+export interface Config {
+  readonly host: string
+  readonly port: number
+  readonly transport: TransportChoice
+  readonly listen: boolean
+  readonly cors_origins: readonly string[]
+  readonly max_body_bytes: number
+  readonly max_connections: number
+  readonly keep_alive_interval_ms: number
+  readonly stall_timeout_ms: number
+}
+
+const config = schemaOf<Config>({
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    host: { type: 'string', minLength: 1, default: '127.0.0.1', description: 'Address to listen on' },
+    port: { type: 'integer', minimum: 0, maximum: 65_535, default: 3000, description: '0 takes any that is free' },
+    transport: {
+      enum: ['auto', 'uws', 'node'],
+      default: 'auto',
+      description: 'uWebSockets.js, node:http, or the first of them that loads'
+    },
+    listen: {
+      type: 'boolean',
+      default: true,
+      description: 'Without a socket, requests come from within the process only'
+    },
+    cors_origins: {
+      type: 'array',
+      items: { type: 'string', pattern: '^(\\*|[a-z][a-z0-9+.-]*://[^/?#]+)$' },
+      default: ['http://localhost:3000'],
+      description:
+        'Origins whose pages may call with credentials, such as https://app.example; "*" is any, without them'
+    },
+    max_body_bytes: {
+      type: 'integer',
+      minimum: 0,
+      maximum: 1_073_741_824,
+      default: 1_048_576,
+      description: 'Longest request body of a route that sets no limit of its own'
+    },
+    max_connections: {
+      type: 'integer',
+      minimum: 1,
+      default: 10_000,
+      description: 'Open connections; further ones are closed as they come'
+    },
+    keep_alive_interval_ms: {
+      type: 'integer',
+      minimum: 1,
+      maximum: 2_147_483_647,
+      default: 15_000,
+      description: 'After such a silence a comment is sent on an event stream'
+    },
+    stall_timeout_ms: {
+      type: 'integer',
+      minimum: 1,
+      maximum: 2_147_483_647,
+      default: 15_000,
+      description: 'How long a client may leave an answer unread before it is cut off'
+    }
+  }
+})
+
+export default definePlugin({
+  name: 'http',
+  essential: true,
+  provides: ['http'],
+  config,
+  async apply(ctx, config) {
+    const { host, port, transport } = config
+    const limits = { maxConnections: config.max_connections, stallTimeoutMs: config.stall_timeout_ms }
+    const front = await ctx.resource(
+      'front',
+      null,
+      () => new Front(`${randomBytes(6).toString('base64url')}-`),
+      () => {}
+    )
+    const server = config.listen
+      ? await ctx.resource(
+          'socket',
+          { host, port, transport },
+          () => openServer(host, port, transport, ctx.log),
+          (server) => front.close(server)
+        )
+      : undefined
+    const address = server && { host: server.host, port: server.port, transport: server.transport }
+    if (config.cors_origins.includes('*')) {
+      ctx.log.warn('cors_origins holds "*": pages of any origin may call, without credentials')
+    }
+
+    const dispatcher = new Dispatcher({
+      log: ctx.log,
+      cors: new Cors(config.cors_origins),
+      hold: () => ctx.lease(),
+      nextId: front.nextId,
+      compiled: front.compiled,
+      maxBodyBytes: config.max_body_bytes,
+      keepAliveIntervalMs: config.keep_alive_interval_ms,
+      stallTimeoutMs: config.stall_timeout_ms
+    })
+    const stop = () => front.stop(dispatcher, limits)
+
+    let checks: readonly Contribution<HealthCheck>[] = []
+    let parts: readonly Contribution<InfoPart>[] = []
+    const own = ownRoutes({
+      checks: () => checks,
+      parts: () => parts,
+      server: () => ({
+        host: address?.host ?? host,
+        port: address?.port ?? port,
+        log_level: ctx.log.level
+      }),
+      log: ctx.log,
+      now: Date.now
+    })
+    ctx.collect('http.checks', { update: (now) => (checks = now) })
+    ctx.collect('http.info', { update: (now) => (parts = now) })
+    ctx.collect('http.guards', {
+      check: (next) => guardsOf(next),
+      update: (now) => (dispatcher.guards = guardsOf(now))
+    })
+    ctx.collect('http.routes', {
+      check: (next) => dispatcher.tableOf(next),
+      update(now) {
+        dispatcher.table = dispatcher.tableOf(now)
+        // Its own routes leave before anything else when this generation goes away with no other in its place.
+        if (!now.some(({ item }) => item === own[0])) stop()
+      }
+    })
+    ctx.contribute('http.routes', ...own)
+    if (address !== undefined) {
+      const url = `http://${address.host.includes(':') ? `[${address.host}]` : address.host}:${address.port}`
+      const by = address.transport === 'uws' ? 'uWebSockets.js' : 'node:http'
+      ctx.contribute(
+        'notices',
+        { label: 'listening', text: `${url} (${by})` },
+        { label: 'try', text: `curl ${url}/agent/tools` }
+      )
+    }
+    ctx.on('kernel/stopping', stop)
+    ctx.onCommit(() => front.point(dispatcher, server, limits))
+
+    const http: Http = {
+      dispatch: (request) => dispatcher.dispatch(request),
+      get address() {
+        return address
+      }
+    }
+    ctx.provide('http', http)
+  }
+})

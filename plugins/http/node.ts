@@ -1,0 +1,194 @@
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import {
+  type BodyReader,
+  Exchange,
+  type Handler,
+  notReady,
+  type Server,
+  type ServerLimits,
+  type Sink,
+  type SinkListener
+} from './transport.ts'
+
+/** As close as can be to what uWebSockets.js has built in. */
+const timers = {
+  headersTimeout: 10_000,
+  requestTimeout: 30_000,
+  keepAliveTimeout: 10_000,
+  connectionsCheckingInterval: 1_000
+}
+/** A larger answer goes out in pieces, so that it is noticed when its reader has stopped. */
+const pieceBytes = 65_536
+/** How long answers that are on their way may hold up {@link Server.close}. */
+const lingerMs = 1_000
+
+/** Rejects with the system's error when it cannot listen. */
+export async function listenNode(host: string, port: number): Promise<Server> {
+  const state: State = {
+    handler: notReady,
+    limits: { maxConnections: 0, stallTimeoutMs: 0 },
+    isDraining: false,
+    pending: 0,
+    onIdle: undefined
+  }
+  const server = createServer(timers, (incoming, response) => {
+    const exchange = new NodeExchange(state, incoming, response)
+    const refusal = incoming.httpVersion === '1.1' ? exchange.admit() : 505
+    if (refusal === 0) return state.handler.handle(exchange)
+    exchange.isLast = true
+    state.handler.refuse(exchange, refusal)
+  })
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', reject)
+    server.listen({ host, port, exclusive: true }, () => {
+      server.off('error', reject)
+      resolve()
+    })
+  })
+  const drain = () => {
+    state.isDraining = true
+    server.close()
+    server.closeIdleConnections()
+  }
+  return {
+    transport: 'node',
+    host,
+    port: (server.address() as AddressInfo).port,
+    use(handler, limits) {
+      state.handler = handler
+      state.limits = limits
+      server.maxConnections = limits.maxConnections
+    },
+    drain,
+    async close() {
+      drain()
+      if (state.pending > 0) {
+        await new Promise<void>((resolve) => {
+          const timer = setTimeout(resolve, lingerMs)
+          state.onIdle = () => {
+            clearTimeout(timer)
+            resolve()
+          }
+        })
+      }
+      server.closeAllConnections()
+    }
+  }
+}
+
+interface State {
+  handler: Handler
+  limits: ServerLimits
+  isDraining: boolean
+  /** Responses that are not out yet. */
+  pending: number
+  onIdle: (() => void) | undefined
+}
+
+class NodeExchange extends Exchange {
+  readonly #state: State
+  readonly #incoming: IncomingMessage
+  readonly #response: ServerResponse
+  #stall: NodeJS.Timeout | undefined
+
+  constructor(state: State, incoming: IncomingMessage, response: ServerResponse) {
+    const { method = '', url = '', rawHeaders } = incoming
+    const at = url.indexOf('?')
+    const headers = rawHeaders.map((text, index) => (index % 2 === 0 ? text.toLowerCase() : text))
+    super(method, at === -1 ? url : url.slice(0, at), at === -1 ? '' : url.slice(at + 1), headers)
+    this.#state = state
+    this.#incoming = incoming
+    this.#response = response
+    state.pending += 1
+    // Whatever goes wrong on the connection ends in 'close'; these say nothing more.
+    incoming.on('error', () => {})
+    response.on('error', () => {})
+    response.on('close', () => this.#onClose())
+  }
+
+  get address(): string {
+    return (this.#incoming.socket.remoteAddress ?? '').replace(/^::ffff:(?=\d+\.)/, '')
+  }
+
+  readBody(maxBytes: number, reader: BodyReader): void {
+    if (this.bodyLength > maxBytes) return reader.onTooLarge()
+    const chunks: Buffer[] = []
+    let size = 0
+    this.#incoming.on('data', (chunk: Buffer) => {
+      if (size > maxBytes || this.isOver) return
+      size += chunk.length
+      if (size <= maxBytes) return void chunks.push(chunk)
+      chunks.length = 0
+      reader.onTooLarge()
+    })
+    this.#incoming.on('end', () => {
+      if (size <= maxBytes && !this.isOver) reader.onBody(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks))
+    })
+  }
+
+  send(status: number, head: readonly string[], body: string | Uint8Array | undefined): void {
+    if (this.isOver) return
+    if (body === undefined) {
+      this.#writeHead(status, head)
+    } else {
+      const size = typeof body === 'string' ? Buffer.byteLength(body) : body.length
+      this.#writeHead(status, [...head, 'content-length', String(size)])
+      if (size > pieceBytes && this.method !== 'HEAD') {
+        return this.#sendPieces(typeof body === 'string' ? Buffer.from(body) : body, 0)
+      }
+    }
+    this.isOver = true
+    this.#response.end(body)
+  }
+
+  #writeHead(status: number, head: readonly string[]): void {
+    if (this.isLast || this.#state.isDraining) this.#response.shouldKeepAlive = false
+    this.#response.writeHead(status, head as string[])
+  }
+
+  #sendPieces(bytes: Uint8Array, from: number): void {
+    clearTimeout(this.#stall)
+    this.#stall = setTimeout(() => this.cut(), this.#state.limits.stallTimeoutMs)
+    const piece = bytes.subarray(from, from + pieceBytes)
+    const next = from + piece.length
+    if (next === bytes.length) this.#response.end(piece)
+    else if (this.#response.write(piece)) this.#sendPieces(bytes, next)
+    else this.#response.once('drain', () => this.#sendPieces(bytes, next))
+  }
+
+  open(status: number, head: readonly string[], listener: SinkListener): Sink {
+    const response = this.#response
+    response.on('drain', () => listener.onWritable())
+    const begin = () => {
+      if (!response.headersSent) this.#writeHead(status, head)
+    }
+    return {
+      write: (piece) => {
+        begin()
+        return response.write(piece)
+      },
+      end: (piece) => {
+        begin()
+        response.end(piece)
+        this.isOver = true
+        this.listener?.onOver()
+      }
+    }
+  }
+
+  cut(): void {
+    this.#incoming.socket.destroy()
+  }
+
+  #onClose(): void {
+    clearTimeout(this.#stall)
+    this.#state.pending -= 1
+    if (!this.isOver) {
+      this.isOver = true
+      this.isGone = !this.#response.writableFinished
+      this.listener?.onOver()
+    }
+    if (this.#state.pending === 0) this.#state.onIdle?.()
+  }
+}

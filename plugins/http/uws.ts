@@ -1,0 +1,335 @@
+import { statusText } from './problems.ts'
+import {
+  type BodyReader,
+  Exchange,
+  type Handler,
+  notReady,
+  type Server,
+  type ServerLimits,
+  type Sink,
+  type SinkListener
+} from './transport.ts'
+
+/** The part of uWebSockets.js used here, so that the project compiles where the package is missing. */
+interface UwsRequest {
+  getUrl(): string
+  getQuery(): string | undefined
+  getCaseSensitiveMethod(): string
+  forEach(visit: (name: string, value: string) => void): void
+}
+
+interface UwsResponse {
+  writeStatus(status: string): UwsResponse
+  write(chunk: string | Uint8Array): boolean
+  end(body: string | Uint8Array, closeConnection: boolean): UwsResponse
+  endWithoutBody(reportedLength: number | undefined, closeConnection: boolean): UwsResponse
+  tryEnd(body: Uint8Array, totalSize: number): [isTaken: boolean, isDone: boolean]
+  close(): UwsResponse
+  cork(write: () => void): UwsResponse
+  onAborted(handler: () => void): UwsResponse
+  onData(handler: (chunk: ArrayBuffer, isLast: boolean) => void): UwsResponse
+  onWritable(handler: (offset: number) => boolean): UwsResponse
+  getRemoteAddress(): ArrayBuffer
+}
+
+interface UwsApp {
+  any(pattern: string, handler: (response: UwsResponse, request: UwsRequest) => void): UwsApp
+  filter(handler: (response: UwsResponse, change: number) => void): UwsApp
+  listen(host: string, port: number, options: number, done: (token: object | false) => void): UwsApp
+  close(): UwsApp
+}
+
+export interface Uws {
+  App(): UwsApp
+  us_socket_local_port(token: object): number
+  us_listen_socket_close(token: object): void
+}
+
+/** Without it two processes share a port, and each gets a part of the requests. */
+const exclusivePort = 1
+/** What the library gathers into one write by itself; for a larger answer it must be asked when it is out. */
+const corkBytes = 16_384
+/** How long answers that are on their way may hold up {@link Server.close}. */
+const lingerMs = 1_000
+
+/**
+ * Loads the package. Rejects when it is not installed, or has no build for this system.
+ * @returns with it, which of its two servers this is: the one for Node 20 is several years older than the others
+ */
+export async function loadUws(): Promise<{ readonly module: Uws; readonly isOlderBuild: boolean }> {
+  // Room for heads as large as node:http allows; 4 KiB is the default. Read once, when the package is loaded.
+  process.env['UWS_HTTP_MAX_HEADERS_SIZE'] ??= '16384'
+  // @ts-ignore: not there in every installation, and typed above
+  const loaded = (await import('uWebSockets.js')) as { readonly default: Uws }
+  const module = loaded.default
+  return { module, isOlderBuild: !('getDescriptor' in module.App()) }
+}
+
+/** @returns undefined when it cannot listen there; the library does not say why */
+export function listenUws(uws: Uws, host: string, port: number): Server | undefined {
+  const state: State = {
+    handler: notReady,
+    limits: { maxConnections: Number.POSITIVE_INFINITY, stallTimeoutMs: 0 },
+    isDraining: false,
+    corked: undefined,
+    pending: 0,
+    onIdle: undefined
+  }
+  let connections = 0
+  let token: object | false = false
+  const app = uws
+    .App()
+    .any('/*', (response, request) => {
+      let exchange: UwsExchange | undefined
+      // First of all: an exchange that ends without this handler takes the whole process with it.
+      response.onAborted(() => exchange?.leave())
+      try {
+        exchange = new UwsExchange(state, response, request)
+        take(state, exchange)
+      } catch {
+        // Handlers do not throw; should one, the process must not end with it.
+        if (exchange?.isOver !== true) response.close()
+      }
+      state.corked = undefined
+    })
+    .filter((response, change) => {
+      connections += change
+      if (change > 0 && connections > state.limits.maxConnections) response.close()
+    })
+    .listen(host, port, exclusivePort, (given) => {
+      token = given
+    })
+  if (token === false) return undefined
+  const listening: object = token
+  const drain = () => {
+    if (state.isDraining) return
+    state.isDraining = true
+    uws.us_listen_socket_close(listening)
+  }
+  return {
+    transport: 'uws',
+    host,
+    port: uws.us_socket_local_port(listening),
+    use(handler, limits) {
+      state.handler = handler
+      state.limits = limits
+    },
+    drain,
+    async close() {
+      drain()
+      if (state.pending > 0) {
+        await new Promise<void>((resolve) => {
+          const timer = setTimeout(resolve, lingerMs)
+          state.onIdle = () => {
+            clearTimeout(timer)
+            resolve()
+          }
+        })
+      }
+      // Not from within one of its own callbacks, whose answer would not be out yet.
+      await new Promise((resolve) => setImmediate(resolve))
+      app.close()
+    }
+  }
+}
+
+function take(state: State, exchange: UwsExchange): void {
+  const refusal = exchange.admit()
+  if (refusal !== 0) {
+    // An answer that is given at once does not keep a second request in the same segment from being answered too.
+    exchange.isLast = true
+    setImmediate(() => {
+      if (!exchange.isOver) state.handler.refuse(exchange, refusal)
+    })
+  } else if (!exchange.isFramed && /^P(?:OST|UT|ATCH)$/.test(exchange.method)) {
+    // A header without a name hides those behind it from the parser, lengths among them. What follows may then be a
+    // body: nothing is done for this request if something does follow, and the connection ends with its answer.
+    exchange.isLast = true
+    setImmediate(() => {
+      if (!exchange.isOver) state.handler.handle(exchange)
+    })
+  } else {
+    state.corked = exchange
+    state.handler.handle(exchange)
+  }
+}
+
+interface State {
+  handler: Handler
+  limits: ServerLimits
+  isDraining: boolean
+  /** The exchange in whose callback we are: the library gathers what is written to it by itself. */
+  corked: UwsExchange | undefined
+  /** Exchanges that are not over. */
+  pending: number
+  onIdle: (() => void) | undefined
+}
+
+class UwsExchange extends Exchange {
+  readonly #state: State
+  readonly #response: UwsResponse
+
+  constructor(state: State, response: UwsResponse, request: UwsRequest) {
+    const headers: string[] = []
+    request.forEach((name, value) => {
+      headers.push(name, value)
+    })
+    super(request.getCaseSensitiveMethod(), request.getUrl(), request.getQuery() ?? '', headers)
+    this.#state = state
+    this.#response = response
+    state.pending += 1
+  }
+
+  get address(): string {
+    return this.isOver ? '' : toAddress(new Uint8Array(this.#response.getRemoteAddress()))
+  }
+
+  readBody(maxBytes: number, reader: BodyReader): void {
+    const declared = this.bodyLength
+    if (declared > maxBytes) return reader.onTooLarge()
+    let buffer: Uint8Array | undefined
+    let used = 0
+    this.#response.onData((chunk, isLast) => {
+      if (this.isOver || used > maxBytes) return
+      const size = used + chunk.byteLength
+      this.#state.corked = this
+      if (size > maxBytes) {
+        used = size
+        buffer = undefined
+        reader.onTooLarge()
+      } else if (isLast && used === 0) {
+        reader.onBody(new Uint8Array(chunk))
+      } else {
+        buffer = grown(buffer, used, size, declared, maxBytes)
+        buffer.set(new Uint8Array(chunk), used)
+        used = size
+        if (isLast) reader.onBody(buffer.subarray(0, used))
+      }
+      this.#state.corked = undefined
+    })
+  }
+
+  send(status: number, head: readonly string[], body: string | Uint8Array | undefined): void {
+    if (this.isOver) return
+    if (this.#state.corked === this) this.#write(status, head, body)
+    else this.#response.cork(() => this.#write(status, head, body))
+  }
+
+  #write(status: number, head: readonly string[], body: string | Uint8Array | undefined): void {
+    const response = this.#response
+    const isLast = this.isLast || this.#state.isDraining
+    if (body === undefined) {
+      response.writeStatus(toHead(status, head))
+      response.endWithoutBody(undefined, isLast)
+    } else if (this.method === 'HEAD') {
+      const size = typeof body === 'string' ? Buffer.byteLength(body) : body.length
+      response.writeStatus(`${toHead(status, head)}\r\ncontent-length: ${size}`)
+      response.endWithoutBody(undefined, isLast)
+    } else if (body.length > corkBytes) {
+      response.writeStatus(toHead(status, isLast ? [...head, 'connection', 'close'] : head))
+      const bytes = typeof body === 'string' ? Buffer.from(body) : body
+      const send = (offset: number) => {
+        const [isTaken, isDone] = response.tryEnd(bytes.subarray(offset), bytes.length)
+        if (isDone) this.#end()
+        return isTaken
+      }
+      response.onWritable((offset) => {
+        const isTaken = send(offset)
+        if (this.isOver) this.listener?.onOver()
+        return isTaken
+      })
+      send(0)
+      return
+    } else {
+      response.writeStatus(toHead(status, head))
+      response.end(body, isLast)
+    }
+    this.#end()
+  }
+
+  open(status: number, head: readonly string[], listener: SinkListener): Sink {
+    const response = this.#response
+    let hasBegun = false
+    const begin = () => {
+      if (!hasBegun) response.writeStatus(toHead(status, head))
+      hasBegun = true
+    }
+    response.onWritable(() => {
+      listener.onWritable()
+      return true
+    })
+    return {
+      write: (piece) => {
+        let isWelcome = true
+        response.cork(() => {
+          begin()
+          isWelcome = response.write(piece)
+        })
+        return isWelcome
+      },
+      end: (piece) => {
+        response.cork(() => {
+          begin()
+          response.end(piece, this.isLast || this.#state.isDraining)
+        })
+        this.#end()
+        this.listener?.onOver()
+      }
+    }
+  }
+
+  cut(): void {
+    if (!this.isOver) this.#response.close()
+  }
+
+  /** The client is gone, or was cut off. */
+  leave(): void {
+    if (this.isOver) return
+    this.isGone = true
+    this.#end()
+    this.listener?.onOver()
+  }
+
+  #end(): void {
+    this.isOver = true
+    this.#state.pending -= 1
+    if (this.#state.pending === 0) this.#state.onIdle?.()
+  }
+}
+
+/**
+ * Status line and headers in one text: each call into the library costs a quarter of a microsecond, as much as all of
+ * routing. Names and values were checked where they came in; none holds CR or LF.
+ */
+function toHead(status: number, head: readonly string[]): string {
+  let text = statusText(status)
+  for (let index = 0; index < head.length; index += 2) text += `\r\n${head[index]}: ${head[index + 1]}`
+  return text
+}
+
+/** Room for `size` bytes; the first `used` are kept. */
+function grown(
+  buffer: Uint8Array | undefined,
+  used: number,
+  size: number,
+  declared: number,
+  maxBytes: number
+): Uint8Array {
+  if (buffer === undefined) return Buffer.allocUnsafeSlow(declared >= 0 ? declared : Math.max(corkBytes, 2 * size))
+  if (size <= buffer.length) return buffer
+  const larger = Buffer.allocUnsafeSlow(Math.min(maxBytes, Math.max(2 * buffer.length, size)))
+  larger.set(buffer.subarray(0, used))
+  return larger
+}
+
+/** As node:http would show it. */
+function toAddress(bytes: Uint8Array): string {
+  if (bytes.length === 4) return bytes.join('.')
+  const isMapped = bytes.subarray(0, 10).every((byte) => byte === 0) && bytes[10] === 255 && bytes[11] === 255
+  if (isMapped) return bytes.subarray(12).join('.')
+  const groups = Array.from({ length: 8 }, (_, at) =>
+    (((bytes[2 * at] ?? 0) << 8) | (bytes[2 * at + 1] ?? 0)).toString(16)
+  )
+  // The shortest form, by the parser of URLs.
+  return new URL(`http://[${groups.join(':')}]`).hostname.slice(1, -1)
+}
