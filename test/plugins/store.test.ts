@@ -161,6 +161,12 @@ t.test('a put with another version than the stored one is a conflict that undoes
   })
   t.strictSame(await get(store, 'n', ['a']), { value: 'third', version: 3 })
   t.strictSame(await get(store, 'n', ['b']), { value: 'again', version: 1 })
+  await store.atomically((tx) => {
+    tx.remove('n', ['a'])
+    tx.put('n', ['a'], 'anew', 0)
+    t.strictSame(tx.get('n', ['a']), { value: 'anew', version: 1 })
+  })
+  t.strictSame(await get(store, 'n', ['a']), { value: 'anew', version: 1 })
 })
 
 /** Runs a transaction that reads, lets `rival` commit, and then writes; answers how often it ran. */
@@ -192,6 +198,7 @@ t.test('a transaction runs again when what it read has changed, and only then', 
   })
   const cases: readonly (readonly [string, number, (tx: Transaction) => unknown, (tx: Transaction) => void])[] = [
     ['a value', 2, (tx) => tx.get('n', ['one']), (tx) => tx.put('n', ['one'], 2)],
+    ['a value that was written again as it was', 2, (tx) => tx.get('n', ['one']), (tx) => tx.put('n', ['one'], 2)],
     ['a value that was absent', 2, (tx) => tx.get('n', ['two']), (tx) => tx.put('n', ['two'], 2)],
     ['a value that went', 2, (tx) => tx.get('n', ['two']), (tx) => tx.remove('n', ['two'])],
     ['another value', 1, (tx) => tx.get('n', ['one']), (tx) => tx.put('n', ['three'], 2)],
@@ -667,21 +674,23 @@ t.test('what is acknowledged is on disk: the file says that its newest state is 
   const store = createStore(engine)
   for (let i = 0; i < 20; i++) {
     await store.atomically((tx) => tx.put('n', [i], i), { durable: true })
-    const { newest, flushed } = readTransactions(join(folder, 'data.mdb'))
-    t.equal(flushed, newest)
+    const { transaction, flushed } = readHead(join(folder, 'data.mdb'))
+    t.equal(flushed, transaction)
   }
   await store.flushed()
   await engine.close()
 })
 
-/** Ids of transactions from the three descriptions at the beginning of a data file. */
-function readTransactions(path: string): { newest: bigint; flushed: bigint; lastPage: bigint; pageSize: number } {
+/** What the descriptions at the beginning of a data file say: ids of transactions, and the last page of the newest. */
+function readHead(path: string) {
   const bytes = readFileSync(path)
   const pageSize = bytes.readUInt32LE(48)
-  const at = [24, 24 + pageSize, 24 + pageSize / 2].map((meta) => bytes.readBigUInt64LE(meta + 128))
-  const newer = at[0]! > at[1]! ? 0 : 1
-  const lastPage = bytes.readBigUInt64LE(24 + newer * pageSize + 120)
-  return { newest: at[newer]!, flushed: at[2]!, lastPage, pageSize }
+  const [first, second, onDisk] = [24, 24 + pageSize, 24 + pageSize / 2].map((at) => ({
+    transaction: bytes.readBigUInt64LE(at + 128),
+    lastPage: Number(bytes.readBigUInt64LE(at + 120))
+  }))
+  const newest = first!.transaction > second!.transaction ? first! : second!
+  return { ...newest, flushed: onDisk!.transaction, pageSize, pages: bytes.length / pageSize }
 }
 
 const storeProcess = fileURLToPath(new URL('../fixtures/store-process.js', import.meta.url))
@@ -791,7 +800,8 @@ t.test(
       intact: true,
       huge: true
     })
-    t.strictSame(await filler.next(), { codes: [], written: 8, all: true, unhandled: [] })
+    t.strictSame(await filler.next(), { codes: [], written: 8 }, 'there is room again')
+    t.strictSame(await filler.next(), { codes: ['STORE_FULL'], all: true, unhandled: [] }, 'closed while it was full')
   }
 )
 
@@ -904,8 +914,21 @@ t.test('a file that ends before pages nobody uses is not damaged', async (t) => 
     raw.removeSync(Buffer.from('z\0big'))
   })
   await raw.close()
-  const { lastPage, pageSize } = readTransactions(path)
-  t.ok(BigInt(statSync(path).size) < (lastPage + 1n) * BigInt(pageSize), 'the file is that short')
+  const { lastPage, pages, pageSize } = readHead(path)
+  t.ok(pages < lastPage + 1, 'the file is that short')
+
+  // Only then all of its pages are looked at.
+  const broken = join(folder, 'broken')
+  mkdirSync(broken)
+  const bytes = readFileSync(path)
+  const leaf = 2
+  for (let page = 2; page < pages; page++) {
+    const content = bytes.subarray(page * pageSize, (page + 1) * pageSize)
+    if (content.readUInt16LE(18) === leaf && !content.includes('heartwood') && content.includes('xxxx')) content.fill(0)
+  }
+  writeFileSync(join(broken, 'data.mdb'), bytes)
+  await t.rejects(openEngine(broken), { code: 'STORE_DAMAGED' })
+
   const engine = await openEngine(folder)
   t.equal((await collect(createStore(engine).range('n', []))).length, 2_000)
   await engine.close()
