@@ -14,7 +14,8 @@ export interface Claims {
 
 /**
  * Accounts and tokens. Contributes the guards `user` (a JWT), `admin` (the admin secret, or a JWT with an admin role)
- * and `caller` (a JWT, or nobody: anonymous; a wrong credential is refused) to `http.guards`.
+ * and `caller` (a JWT, or nobody: anonymous; a wrong credential is refused) to `http.guards`. Fails to start with
+ * `AUTH_SECRET_TOO_SHORT` when it is given a weak secret to sign with.
  */
 export interface Auth {
   /**
