@@ -17,7 +17,7 @@ const config = schemaOf<Config>({
         additionalProperties: false,
         properties: {
           max_threads: { type: 'integer', minimum: 1, maximum: 256, description: 'Default: one a core, at most 3' },
-          max_queue: { type: 'integer', minimum: 0, description: 'Tasks that may wait for a thread; default 128' },
+          max_queue: { type: 'integer', minimum: 0, description: 'Tasks that may wait for a thread; default 64' },
           idle_timeout_ms: {
             type: 'integer',
             minimum: 0,
@@ -36,7 +36,7 @@ const config = schemaOf<Config>({
  */
 const defaults = (): PoolSettings => ({
   max_threads: Math.min(3, availableParallelism()),
-  max_queue: 128,
+  max_queue: 64,
   idle_timeout_ms: 30_000,
   max_heap_mb: 512
 })
