@@ -48,7 +48,7 @@ export function pinGenerator(): void {
 /**
  * Starts `module` and waits until it printed `http://<host>:<port>`.
  * @param module URL of a compiled module
- * @throws Error with what it wrote, when it ends before
+ * @throws Error with what it wrote, when it ends before, or has not listened 30 s later
  */
 export async function startServer(module: URL, options: ProcessOptions = {}): Promise<ServerProcess> {
   const startedAt = performance.now()
@@ -63,16 +63,23 @@ export async function startServer(module: URL, options: ProcessOptions = {}): Pr
     }
   }
   const port = await new Promise<number>((resolve, reject) => {
+    const late = setTimeout(() => {
+      child.kill('SIGKILL')
+      reject(new Error(`${fileURLToPath(module)} did not listen within 30 s:\n${output()}`))
+    }, 30_000)
     const look = () => {
       const found = output().match(/http:\/\/[^\s/"]+:(\d+)/)
-      if (found) resolve(Number(found[1]))
+      if (found === null) return
+      clearTimeout(late)
+      resolve(Number(found[1]))
     }
     child.stdout!.on('data', look)
     child.stderr!.on('data', look)
     child.once('error', reject)
-    child.once('exit', (code, signal) =>
+    child.once('exit', (code, signal) => {
+      clearTimeout(late)
       reject(new Error(`${fileURLToPath(module)} ended (${code ?? signal}) before it listened:\n${output()}`))
-    )
+    })
   })
   return {
     port,
