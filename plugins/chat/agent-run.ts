@@ -11,7 +11,7 @@ import type {
 import { CodedError } from '../../kernel/index.ts'
 import type { Tools } from '../tools/types.ts'
 import type { Message } from './conversations.ts'
-import { untilAborted } from './signals.ts'
+import { type LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
 import { TextPieces, toWellFormed } from './text.ts'
 import type { AgentDefinition } from './types.ts'
 
@@ -25,7 +25,7 @@ export interface AgentRun {
   readonly message: string
   /** Show the text while it is made; otherwise it is only in the result. */
   readonly streaming: boolean
-  readonly signal: AbortSignal
+  readonly ending: LinkedSignal
 }
 
 /** A piece of the answer, in the form of the wire. */
@@ -60,7 +60,7 @@ const noFinalAnswer = 'Agent completed tool calls but could not generate a final
  * asked once more, without tools. A tool that fails, is not allowed or not there answers with an error that the model
  * reads.
  * @returns the answer, and when streaming its pieces as they come
- * @throws the reason of `signal` once it has fired, or what the model failed with
+ * @throws the reason of the ending once that has fired, or what the model failed with
  */
 export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
   const prompt = toPrompt(run)
@@ -69,17 +69,15 @@ export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
   let inputTokens: number | undefined
   let outputTokens: number | undefined
   for (let round = 1; ; round += 1) {
-    run.signal.throwIfAborted()
     const last = round > run.agent.maxToolIterations
-    const options: LanguageModelV3CallOptions = { prompt, abortSignal: run.signal }
-    if (offered.length > 0 && !last) options.tools = offered
+    const options = withAbortSignal(offered.length > 0 && !last ? { prompt, tools: offered } : { prompt }, run.ending)
     const step: Step = { text: '', calls: [], usage: undefined }
     const before = text === '' ? '' : paragraph
     try {
       if (run.streaming) yield* askStreaming(run, options, step, before)
       else await ask(run, options, step)
     } catch (error) {
-      if (!last || round === 1 || step.text !== '' || run.signal.aborted) throw error
+      if (!last || round === 1 || step.text !== '' || run.ending.signal.aborted) throw error
     }
     if (step.text === '' && last && round > 1) {
       step.text = noFinalAnswer
@@ -100,7 +98,7 @@ export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
 }
 
 async function ask(run: AgentRun, options: LanguageModelV3CallOptions, step: Step): Promise<void> {
-  const { content, finishReason, usage } = await untilAborted(run.model.doGenerate(options), run.signal)
+  const { content, finishReason, usage } = await untilAborted(run.model.doGenerate(options), run.ending)
   for (const part of content) {
     if (part.type === 'text') step.text += toWellFormed(part.text)
     else if (part.type === 'tool-call') step.calls.push(part)
@@ -116,9 +114,9 @@ async function* askStreaming(
   step: Step,
   before: string
 ): AsyncGenerator<Token, void> {
-  const { signal } = run
+  const { signal } = run.ending
   const opening = run.model.doStream(options)
-  const { stream } = await untilAborted(opening, signal).catch((error: unknown) => {
+  const { stream } = await untilAborted(opening, run.ending).catch((error: unknown) => {
     opening.then(
       (late) => late.stream.cancel(error),
       () => {}
@@ -218,7 +216,8 @@ async function runTools(
 }
 
 async function runTool(run: AgentRun, call: LanguageModelV3ToolCall): Promise<LanguageModelV3ToolResultPart> {
-  run.signal.throwIfAborted()
+  const { signal } = run.ending
+  signal.throwIfAborted()
   const { toolCallId, toolName } = call
   const fail = (error: string): LanguageModelV3ToolResultPart => ({
     type: 'tool-result',
@@ -233,8 +232,9 @@ async function runTool(run: AgentRun, call: LanguageModelV3ToolCall): Promise<La
     tool: toolName,
     arguments: input,
     caller: { principal: run.principal },
-    signal: run.signal
+    signal
   })
+  signal.throwIfAborted()
   if (response.status !== 'completed') return fail(response.error?.message ?? `the tool ended as ${response.status}`)
   const value = (response.data ?? null) as JSONValue
   return { type: 'tool-result', toolCallId, toolName, output: { type: 'json', value } }

@@ -6,7 +6,7 @@ import { type Answer, runAgent, type Token } from './agent-run.ts'
 import { createConversations, type Message } from './conversations.ts'
 import type { FoundModel, Registry } from './registry.ts'
 import { parseChoice, routingCall } from './routing.ts'
-import { linkSignals, untilAborted } from './signals.ts'
+import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
 import { isPlainId, toWellFormed } from './text.ts'
 import type { AgentDefinition, Source } from './types.ts'
 
@@ -26,8 +26,8 @@ export interface TurnRequest {
   readonly workspaceId?: string | null | undefined
   /** Instead of the agent's own. */
   readonly model?: string | null | undefined
-  /** Ends the turn; nothing of it is stored then. */
-  readonly signal: AbortSignal
+  /** Whose leaving ends the turn; nothing of it is stored then. The signal is read when it is needed, or never. */
+  readonly caller: { readonly signal: AbortSignal }
   /** Under which a failure is found in the log. */
   readonly requestId: string
 }
@@ -88,7 +88,7 @@ interface Hold {
   readonly agent: AgentDefinition
   readonly model: LanguageModelV3
   /** Fires when the caller leaves, the server stops, or the drain time of the agent or the provider is over. */
-  readonly signal: AbortSignal
+  readonly ending: LinkedSignal
   close(): void
 }
 
@@ -122,7 +122,7 @@ export function createChat(options: {
     checkRequest(request, config.max_message_chars)
     const message = toWellFormed(request.message)
     const agent = request.agent ? findNamed(request.agent) : findChosen(await choose(request, message))
-    const held = hold(agent, findModel(agent.item, request.model), request.signal)
+    const held = hold(agent, findModel(agent.item, request.model), request.caller)
     try {
       const { contextId } = request
       return {
@@ -173,17 +173,17 @@ export function createChat(options: {
     const router = agents.find(({ item }) => item.router)
     const candidates = agents.flatMap(({ item }) => (item.router ? [] : item))
     if (router === undefined || candidates.length < 2) return undefined
-    const held = hold(router, findModel(router.item), request.signal)
+    const held = hold(router, findModel(router.item), request.caller)
     try {
-      const call = routingCall(router.item, candidates, message, held.signal)
-      const { content } = await untilAborted(held.model.doGenerate(call), held.signal)
+      const call = withAbortSignal(routingCall(router.item, candidates, message), held.ending)
+      const { content } = await untilAborted(held.model.doGenerate(call), held.ending)
       const answer = content.map((part) => (part.type === 'text' ? part.text : '')).join('')
       return parseChoice(
         answer,
         candidates.map(({ name }) => name)
       )
     } catch (error) {
-      throw toFailure(error, held.signal, 'Router failed')
+      throw toFailure(error, held.ending.signal, 'Router failed')
     } finally {
       held.close()
     }
@@ -198,14 +198,14 @@ export function createChat(options: {
   }
 
   function run(turn: Turn, userId: string, streaming: boolean): AsyncGenerator<Token, Answer> {
-    const { agent, model, signal } = turn.held
+    const { agent, model, ending } = turn.held
     const { history, message } = turn
-    return runAgent({ agent, model, tools, principal: `user:${userId}`, history, message, streaming, signal })
+    return runAgent({ agent, model, tools, principal: `user:${userId}`, history, message, streaming, ending })
   }
 
   async function keep(turn: Turn, userId: string, answer: string): Promise<void> {
     // A turn that nobody waits for any more is not kept.
-    turn.held.signal.throwIfAborted()
+    if (turn.held.ending.hasFired) throw turn.held.ending.signal.reason
     try {
       const { contextId, isNew, message } = turn
       const agent = turn.held.agent.name
@@ -228,7 +228,7 @@ export function createChat(options: {
         const reply = { response: text, agent: turn.label, context_id: turn.contextId, sources: null }
         return { reply, inputTokens, outputTokens }
       } catch (error) {
-        throw toFailure(error, turn.held.signal)
+        throw toFailure(error, turn.held.ending.signal)
       } finally {
         turn.held.close()
       }
@@ -249,7 +249,7 @@ export function createChat(options: {
         await keep(turn, request.userId, text)
         yield { event: 'done', agent, context_id }
       } catch (error) {
-        const failure = toFailure(error, held.signal, 'Stream error')
+        const failure = toFailure(error, held.ending.signal, 'Stream error')
         if (failure.code === 'CLIENT_GONE') return
         yield { event: 'error', context_id, error: explain(failure, request) }
       } finally {
@@ -288,16 +288,22 @@ function invalid(message: string): CodedError {
 }
 
 /** Takes hold of an agent and its model in the step in which they were found. */
-function hold(agent: Contribution<AgentDefinition>, { provider, model }: FoundModel, caller: AbortSignal): Hold {
-  const leases = [agent.lease(), provider.lease()]
-  const linked = linkSignals([caller, ...leases.map((lease) => lease.signal)])
+function hold(
+  agent: Contribution<AgentDefinition>,
+  { provider, model }: FoundModel,
+  caller: TurnRequest['caller']
+): Hold {
+  const agentLease = agent.lease()
+  const providerLease = provider.lease()
+  const ending = new LinkedSignal(() => [caller.signal, agentLease.signal, providerLease.signal])
   return {
     agent: agent.item,
     model,
-    signal: linked.signal,
+    ending,
     close() {
-      linked.release()
-      for (const lease of leases) lease.release()
+      ending.release()
+      agentLease.release()
+      providerLease.release()
     }
   }
 }

@@ -128,7 +128,7 @@ function toTurn(request: Pick<Request, 'id' | 'principal' | 'signal'>, asked: Ch
     contextId: asked.context_id,
     workspaceId: asked.workspace_id,
     model: asked.model,
-    signal: request.signal,
+    caller: request,
     requestId: request.id
   }
 }

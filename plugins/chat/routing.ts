@@ -5,8 +5,7 @@ import type { AgentDefinition, RoutingOptions } from './types.ts'
 export function routingCall(
   router: AgentDefinition,
   candidates: readonly AgentDefinition[],
-  message: string,
-  signal: AbortSignal
+  message: string
 ): LanguageModelV3CallOptions {
   const list = candidates.map(({ name, description }) =>
     description === '' ? `- ${name}` : `- ${name}: ${description}`
@@ -20,8 +19,7 @@ export function routingCall(
       },
       { role: 'user', content: [{ type: 'text', text: message }] }
     ],
-    providerOptions: { heartwood: routing },
-    abortSignal: signal
+    providerOptions: { heartwood: routing }
   }
 }
 
