@@ -67,7 +67,7 @@ export interface Engine {
 }
 
 const format = 1
-/** No collection has an empty name, so this is nobody's key, and the first one of the file. */
+/** Where the format stands. No collection has an empty name, so this is nobody's key, and the first one of the file. */
 const markKey = '\0heartwood'
 const dataFile = 'data.mdb'
 /** Of one read of a range: entries, and UTF-16 units of their values. */
@@ -97,15 +97,14 @@ export async function openEngine(folder: string): Promise<Engine> {
 }
 
 function checkFormat(path: string): void {
-  const mark = readMark(path, markKey)
-  const found = mark === undefined ? undefined : (JSON.parse(mark) as { format?: unknown }).format
+  const found = Number(readMark(path, markKey))
   if (found === format) return
   throw new CodedError(
     'STORE_FORMAT',
-    typeof found === 'number' && found > format
+    found > format
       ? `${path} has data of format ${found}, this version reads up to ${format}: update Heartwood, or restore a backup made with this version`
       : `${path} was not written by Heartwood: set another path for the store, or move the file away`,
-    { detail: { path, ...(typeof found === 'number' ? { found } : {}), supported: format } }
+    { detail: { path, supported: format } }
   )
 }
 
@@ -115,7 +114,7 @@ async function createDataFile(folder: string): Promise<void> {
   await rm(draft, { recursive: true, force: true })
   const engine = createEngine(draft, openDatabase(draft), async () => {})
   try {
-    await engine.write((batch) => batch.put(markKey, JSON.stringify({ format }), 1))
+    await engine.write((batch) => batch.put(markKey, String(format), 1))
   } finally {
     await engine.close()
   }

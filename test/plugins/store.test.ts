@@ -937,7 +937,7 @@ t.test('a file that ends before pages nobody uses is not damaged', async (t) => 
 t.test('data of a newer format, or of another program, is refused with what to do, and left as it is', async (t) => {
   const base = t.testdir({ newer: {}, versioned: {}, plain: {}, empty: {} })
   const newer = await openEngine(join(base, 'newer'))
-  await newer.write((batch) => batch.put('\0heartwood', JSON.stringify({ format: 2 }), 1))
+  await newer.write((batch) => batch.put('\0heartwood', '2', 2))
   await newer.close()
   for (const [name, useVersions] of [
     ['versioned', true],
