@@ -22,7 +22,7 @@ interface UwsResponse {
   writeStatus(status: string): UwsResponse
   write(chunk: string | Uint8Array): boolean
   end(body: string | Uint8Array, closeConnection: boolean): UwsResponse
-  endWithoutBody(reportedLength: number | undefined, closeConnection: boolean): UwsResponse
+  endWithoutBody(): UwsResponse
   tryEnd(body: Uint8Array, totalSize: number): [isTaken: boolean, isDone: boolean]
   close(): UwsResponse
   cork(write: () => void): UwsResponse
@@ -219,12 +219,12 @@ class UwsExchange extends Exchange {
     const response = this.#response
     const isLast = this.isLast || this.#state.isDraining
     if (body === undefined) {
-      response.writeStatus(toHead(status, head))
-      response.endWithoutBody(undefined, isLast)
+      // With arguments this call invents a length; without, it cannot close: the client is asked to.
+      response.writeStatus(toHead(status, isLast ? [...head, 'connection', 'close'] : head)).endWithoutBody()
     } else if (this.method === 'HEAD') {
       const size = typeof body === 'string' ? Buffer.byteLength(body) : body.length
-      response.writeStatus(`${toHead(status, head)}\r\ncontent-length: ${size}`)
-      response.endWithoutBody(undefined, isLast)
+      if (isLast) response.writeStatus(toHead(status, head)).end('', true)
+      else response.writeStatus(`${toHead(status, head)}\r\ncontent-length: ${size}`).endWithoutBody()
     } else if (body.length > corkBytes) {
       response.writeStatus(toHead(status, isLast ? [...head, 'connection', 'close'] : head))
       const bytes = typeof body === 'string' ? Buffer.from(body) : body
@@ -270,7 +270,8 @@ class UwsExchange extends Exchange {
       end: (piece) => {
         response.cork(() => {
           begin()
-          response.end(piece, this.isLast || this.#state.isDraining)
+          // To close with it would write a header into the middle of the body.
+          response.end(piece, false)
         })
         this.#end()
         this.listener?.onOver()
