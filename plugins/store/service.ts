@@ -5,7 +5,7 @@ import { keepSecret } from './secrets.ts'
 import type { Key, RangeOptions, Reader, Store, Transaction, Versioned } from './types.ts'
 
 /** Each lost race lets another transaction through, so this many rivals of one key all get their turn. */
-const maxTries = 100
+const maxTries = 256
 /** Written by `ping`; no collection has an empty name. */
 const pingKey = '\0ping'
 
