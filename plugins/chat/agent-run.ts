@@ -117,10 +117,8 @@ async function* askStreaming(
   const { signal } = run.ending
   const opening = run.model.doStream(options)
   const { stream } = await untilAborted(opening, run.ending).catch((error: unknown) => {
-    opening.then(
-      (late) => late.stream.cancel(error),
-      () => {}
-    )
+    // Should it open after all, it ends at once; what goes wrong with that concerns nobody any more.
+    opening.then((late) => late.stream.cancel(error)).then(undefined, () => {})
     throw error
   })
   const reader = stream.getReader()

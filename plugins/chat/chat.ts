@@ -93,7 +93,7 @@ interface Hold {
 }
 
 /** A turn that was let in. */
-interface Turn {
+interface OpenTurn {
   readonly held: Hold
   /** As shown: the plain name when the request named the agent, `name (system)` when the server chose it. */
   readonly label: string
@@ -118,7 +118,7 @@ export function createChat(options: {
   const { registry, store, tools, log, config, now, newId } = options
   const conversations = createConversations(store)
 
-  async function open(request: TurnRequest): Promise<Turn> {
+  async function open(request: TurnRequest): Promise<OpenTurn> {
     checkRequest(request, config.max_message_chars)
     const message = toWellFormed(request.message)
     const agent = request.agent ? findNamed(request.agent) : findChosen(await choose(request, message))
@@ -197,13 +197,13 @@ export function createChat(options: {
     }
   }
 
-  function run(turn: Turn, userId: string, streaming: boolean): AsyncGenerator<Token, Answer> {
+  function run(turn: OpenTurn, userId: string, streaming: boolean): AsyncGenerator<Token, Answer> {
     const { agent, model, ending } = turn.held
     const { history, message } = turn
     return runAgent({ agent, model, tools, principal: `user:${userId}`, history, message, streaming, ending })
   }
 
-  async function keep(turn: Turn, userId: string, answer: string): Promise<void> {
+  async function keep(turn: OpenTurn, userId: string, answer: string): Promise<void> {
     // A turn that nobody waits for any more is not kept.
     if (turn.held.ending.hasFired) throw turn.held.ending.signal.reason
     try {
@@ -235,7 +235,7 @@ export function createChat(options: {
     },
 
     async *stream(request) {
-      let turn: Turn
+      let turn: OpenTurn
       try {
         turn = await open(request)
       } catch (error) {

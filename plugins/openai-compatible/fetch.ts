@@ -6,6 +6,9 @@ export interface Ending {
   done: boolean
 }
 
+/** Far above what a model answers, and a bound for a server that does not end. */
+const maxAnswerBytes = 64 * 1024 * 1024
+
 const doneLine = /(?:^|[\r\n])data: ?\[DONE\]/
 const doneChars = 'x\ndata: [DONE]'.length
 
@@ -51,6 +54,7 @@ function watch(
 ): ReadableStream<Uint8Array> {
   const reader = body.getReader()
   let tail = ''
+  let received = 0
   return new ReadableStream<Uint8Array>({
     async pull(controller) {
       try {
@@ -60,6 +64,11 @@ function watch(
           onEnd()
           controller.close()
           return
+        }
+        received += value.byteLength
+        if (received > maxAnswerBytes) {
+          await reader.cancel()
+          throw new CodedError('CHAT_PROVIDER_FAILED', `the answer is longer than ${maxAnswerBytes} bytes`)
         }
         controller.enqueue(value)
         tail += Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString('latin1')

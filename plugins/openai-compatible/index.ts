@@ -24,7 +24,8 @@ const config = schemaOf<Config>({
     timeout_ms: {
       type: 'integer',
       minimum: 1,
-      maximum: 3_600_000,
+      // Beyond it the HTTP client of Node gives up by itself.
+      maximum: 300_000,
       default: 120_000,
       description: 'Longest silence of the server within a call'
     },

@@ -117,8 +117,9 @@ function toFailure(error: unknown, config: Config): CodedError {
   const chain = [...causes(error)]
   const coded = chain.find((link) => isCoded(link))
   if (coded !== undefined) return coded as CodedError
-  const reason = chain.map(describe).join(': ').slice(0, 500)
-  const detail = { reason: config.api_key ? reason.replaceAll(config.api_key, '[api_key]') : reason }
+  const whole = chain.map(describe).join(': ')
+  const reason = config.api_key ? whole.replaceAll(config.api_key, '[api_key]') : whole
+  const detail = { reason: reason.slice(0, 500) }
   const network = chain.map((link) => (link as { code?: unknown }).code).find((code) => typeof code === 'string') ?? ''
   if (/^(?:E(?:CONNREFUSED|NOTFOUND|AI_AGAIN|HOST|NET)|UND_ERR_CONNECT)/.test(network)) {
     return new CodedError('CHAT_PROVIDER_UNREACHABLE', 'the provider cannot be reached', { detail })

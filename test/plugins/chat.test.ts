@@ -73,8 +73,8 @@ const agents: readonly HouseEntry[] = [
 interface ChatHouse extends House {
   readonly model: ModelServer
   readonly providerConfig: object
-  post(body: unknown, user?: string): Promise<DispatchReply>
-  stream(body: unknown, user?: string): Promise<StreamReply>
+  readonly post: (body: unknown, user?: string) => Promise<DispatchReply>
+  readonly stream: (body: unknown, user?: string) => Promise<StreamReply>
 }
 
 interface StreamReply {
@@ -228,6 +228,16 @@ t.test('a turn with an agent (F.6)', async (t) => {
     t.equal(seen.length, 11)
     t.equal(seen[0], 'user: m2')
     t.equal(seen[9], 'assistant: ECHO: m6')
+  })
+
+  t.test('turns of one conversation at once are all kept', async (t) => {
+    const messages = Array.from({ length: 12 }, (_, index) => `m${index}`)
+    const body = { agent_type: 'product', context_id: 'crowd' }
+    const replies = await Promise.all(messages.map((message) => post({ ...body, message }, 'u23')))
+    t.ok(replies.every(({ status }) => status === 200))
+    const kept = (await turnsOf(house, 'u23')).map((turn) => (turn as { user: string }).user)
+    t.strictSame(kept.sort(), messages.sort())
+    t.match(await house.services('store').get('chat.conversations', ['u23', 'crowd']), { value: { messageCount: 24 } })
   })
 
   t.test('C-10: an unknown context_id begins a conversation under that id', async (t) => {
@@ -715,6 +725,7 @@ t.test('a turn ends with the agent it began with', async (t) => {
   const running = stream({ message: 'x', agent_type: 'product' })
   await model.request(0)
   await kernel.update('agents:product', { model: 'stub', system_prompt: 'new words' })
+  await kernel.update('chat', { history_messages: 4 })
   await house.post({ message: 'x', agent_type: 'product' })
   t.equal(model.requests[1]?.body.messages[0]?.content, 'new words', 'the next turn has the new one')
   const retired = kernel.retire('providers:stub')
@@ -832,6 +843,27 @@ t.test('agents and providers', async (t) => {
     t.match(await house.post({ message: 'hi' }), { body: { agent: 'product (system)' } })
   })
 
+  t.test('how much of a conversation is shown again is a matter of config', async (t) => {
+    const house = await startChat(t)
+    for (const [history_messages, seen] of [
+      [0, ['user: two']],
+      [1, ['assistant: ECHO: one', 'user: two']],
+      [2, ['user: one', 'assistant: ECHO: one', 'user: two']]
+    ] as const) {
+      await house.kernel.update('chat', { history_messages })
+      const body = { agent_type: 'product', context_id: `c${history_messages}` }
+      await house.post({ ...body, message: 'one' })
+      await house.post({ ...body, message: 'two' })
+      t.strictSame(said(house.model.requests.at(-1)?.body.messages ?? []), seen)
+    }
+  })
+
+  t.test('an agent without words of its own is told its name', async (t) => {
+    const house = await startChat(t)
+    await house.post({ message: 'hi', agent_type: 'product' })
+    t.equal(house.model.requests[0]?.body.messages[0]?.content, 'You are a product agent.')
+  })
+
   t.test('a config with an unknown key, or without what it needs, does not start', async (t) => {
     const house = await startChat(t)
     for (const [plugin, config] of [
@@ -902,9 +934,11 @@ t.test('openai-compatible', async (t) => {
 /** Streams of a house that listens. */
 interface SocketHouse extends ChatHouse {
   /** Begins a stream with `product`; resolves with its head. */
-  begin(message?: string, signal?: AbortSignal): Promise<Response>
+  readonly begin: (message?: string, signal?: AbortSignal) => Promise<Response>
   /** The text of a stream, and what browsers would make of it. */
-  read(message?: string): Promise<{ readonly raw: string; readonly events: Event[]; readonly text: string }>
+  readonly read: (
+    message?: string
+  ) => Promise<{ readonly raw: string; readonly events: Event[]; readonly text: string }>
   readonly port: number
 }
 
@@ -1003,6 +1037,23 @@ for (const transport of ['uws', 'node']) {
         t.equal(closed.whole, false)
         t.comment(`the provider saw it ${(closed.atMs - leftAtMs).toFixed(1)} ms later`)
       }
+      t.notMatch(JSON.stringify(await turnsOf(house, 'u1')), 'gone')
+    })
+
+    t.test('a client of POST /api/chat that leaves ends the call of the provider, and nothing is stored', async (t) => {
+      const count = model.requests.length
+      model.enqueue({ steps: [{ wait: new Promise(() => {}) }] })
+      const client = new AbortController()
+      const reply = fetch(`http://127.0.0.1:${house.port}/api/chat`, {
+        method: 'POST',
+        headers: { authorization: 'Bearer u1', 'content-type': 'application/json' },
+        body: JSON.stringify({ message: 'gone', agent_type: 'product' }),
+        signal: client.signal
+      })
+      const request = await model.request(count)
+      client.abort()
+      await t.rejects(reply)
+      t.equal((await request.closed).whole, false)
       t.notMatch(JSON.stringify(await turnsOf(house, 'u1')), 'gone')
     })
 
