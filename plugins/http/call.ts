@@ -12,9 +12,9 @@ const nobody: Principal = Object.freeze({ kind: 'anonymous', id: '' })
 const noBytes = new Uint8Array(0)
 const saneId = /^[\x21-\x7e]{1,128}$/
 const jsonType = /^application\/(?:[\w!#$&^.+-]+\+)?json[ \t]*(?:;|$)/i
-const foreignCharset = /;[ \t]*charset[ \t]*=[ \t]*"?(?!utf-8)/i
+const foreignCharset = /;[ \t]*charset[ \t]*=[ \t]*(?!"?utf-8)/i
 const headerName = /^[!#$%&'*+.^_`|~\w-]+$/
-const headerValue = /^[\t\x20-\x7e\x80-\xff]*$/
+const headerValue = /^[\t\x20-\x7e]*$/
 /** Ours to say: the transport frames the answer, and the id is the one that is in the log. */
 const ownHeaders = new Set(['connection', 'content-length', 'date', 'keep-alive', 'transfer-encoding', 'x-request-id'])
 /** A refused body of up to this size is read to its end, so that the client gets to see why; a longer one is cut. */

@@ -11,27 +11,30 @@ export type TransportChoice = 'auto' | 'uws' | 'node'
  * @throws CodedError `HTTP_PORT_IN_USE`, `HTTP_LISTEN_FAILED`, `HTTP_TRANSPORT_MISSING`
  */
 export async function openServer(host: string, port: number, choice: TransportChoice, log: Logger): Promise<Server> {
-  if (choice !== 'node') {
+  const uws = choice === 'node' ? undefined : await findUws(choice, log)
+  if (uws === undefined) {
     try {
-      const uws = await loadUws()
-      const server = listenUws(uws.module, host, port)
-      if (server === undefined) throw await reasonNotToListen(host, port)
-      if (uws.isOlderBuild) {
-        log.info(
-          'this is the older build of uWebSockets.js (the one for Node 20): a URL longer than one network segment and malformed or more than 98 header lines end the connection without an answer; Node 22 or newer, or transport = "node", has no such limits'
-        )
-      }
-      return server
+      return await listenNode(host, port)
     } catch (error) {
-      if (error instanceof CodedError && error.code !== 'HTTP_TRANSPORT_MISSING') throw error
-      if (choice === 'uws') throw error
-      log.warn('uWebSockets.js does not load here; serving with node:http', { reason: messageOf(error) })
+      throw toListenError(host, port, error)
     }
   }
+  const server = listenUws(uws.module, host, port)
+  if (server === undefined) throw await reasonNotToListen(host, port)
+  if (uws.isOlderBuild) log.info(olderBuild)
+  return server
+}
+
+const olderBuild =
+  'this is the older build of uWebSockets.js, the one for Node 20: a request line that arrives in two pieces (a URL longer than about 1,400 bytes), more than 98 header lines and malformed headers end the connection; Node 22 or newer has no such limits, nor has transport = "node"'
+
+async function findUws(choice: 'auto' | 'uws', log: Logger): Promise<Awaited<ReturnType<typeof loadUws>> | undefined> {
   try {
-    return await listenNode(host, port)
+    return await loadUws()
   } catch (error) {
-    throw toListenError(host, port, error)
+    if (choice === 'uws') throw error
+    log.warn('serving with node:http, since uWebSockets.js does not load', { reason: messageOf(error) })
+    return undefined
   }
 }
 

@@ -1,5 +1,5 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
-import type { AddressInfo } from 'node:net'
+import type { AddressInfo, Socket } from 'node:net'
 import {
   type BodyReader,
   Exchange,
@@ -11,12 +11,14 @@ import {
   type SinkListener
 } from './transport.ts'
 
-/** As close as can be to what uWebSockets.js has built in. */
-const timers = {
+/** The times are as close as can be to what uWebSockets.js has built in. */
+const options = {
   headersTimeout: 10_000,
   requestTimeout: 30_000,
   keepAliveTimeout: 10_000,
-  connectionsCheckingInterval: 1_000
+  connectionsCheckingInterval: 1_000,
+  // Ours to see: node would answer by itself, and then hand over what follows in the same segment.
+  requireHostHeader: false
 }
 /** A larger answer goes out in pieces, so that it is noticed when its reader has stopped. */
 const pieceBytes = 65_536
@@ -29,13 +31,17 @@ export async function listenNode(host: string, port: number): Promise<Server> {
     handler: notReady,
     limits: { maxConnections: 0, stallTimeoutMs: 0 },
     isDraining: false,
-    pending: 0,
+    leaving: 0,
     onIdle: undefined
   }
-  const server = createServer(timers, (incoming, response) => {
+  /** Connections that end with a refusal: what the parser still finds on them is no request. */
+  const refused = new WeakSet<Socket>()
+  const server = createServer(options, (incoming, response) => {
+    if (refused.has(incoming.socket)) return
     const exchange = new NodeExchange(state, incoming, response)
     const refusal = incoming.httpVersion === '1.1' ? exchange.admit() : 505
     if (refusal === 0) return state.handler.handle(exchange)
+    refused.add(incoming.socket)
     exchange.isLast = true
     state.handler.refuse(exchange, refusal)
   })
@@ -63,7 +69,7 @@ export async function listenNode(host: string, port: number): Promise<Server> {
     drain,
     async close() {
       drain()
-      if (state.pending > 0) {
+      if (state.leaving > 0) {
         await new Promise<void>((resolve) => {
           const timer = setTimeout(resolve, lingerMs)
           state.onIdle = () => {
@@ -81,8 +87,8 @@ interface State {
   handler: Handler
   limits: ServerLimits
   isDraining: boolean
-  /** Responses that are not out yet. */
-  pending: number
+  /** Responses that have been handed over and are not out yet. */
+  leaving: number
   onIdle: (() => void) | undefined
 }
 
@@ -100,7 +106,6 @@ class NodeExchange extends Exchange {
     this.#state = state
     this.#incoming = incoming
     this.#response = response
-    state.pending += 1
     // Whatever goes wrong on the connection ends in 'close'; these say nothing more.
     incoming.on('error', () => {})
     response.on('error', () => {})
@@ -138,8 +143,13 @@ class NodeExchange extends Exchange {
         return this.#sendPieces(typeof body === 'string' ? Buffer.from(body) : body, 0)
       }
     }
+    this.#end(body)
+  }
+
+  #end(last: string | Uint8Array | undefined): void {
     this.isOver = true
-    this.#response.end(body)
+    this.#state.leaving += 1
+    this.#response.end(last)
   }
 
   #writeHead(status: number, head: readonly string[]): void {
@@ -170,8 +180,7 @@ class NodeExchange extends Exchange {
       },
       end: (piece) => {
         begin()
-        response.end(piece)
-        this.isOver = true
+        this.#end(piece)
         this.listener?.onOver()
       }
     }
@@ -183,12 +192,13 @@ class NodeExchange extends Exchange {
 
   #onClose(): void {
     clearTimeout(this.#stall)
-    this.#state.pending -= 1
-    if (!this.isOver) {
+    if (this.isOver) {
+      this.#state.leaving -= 1
+      if (this.#state.leaving === 0) this.#state.onIdle?.()
+    } else {
       this.isOver = true
       this.isGone = !this.#response.writableFinished
       this.listener?.onOver()
     }
-    if (this.#state.pending === 0) this.#state.onIdle?.()
   }
 }

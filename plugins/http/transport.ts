@@ -152,7 +152,7 @@ export interface Server {
   use(handler: Handler, limits: ServerLimits): void
   /** Stops accepting; every connection ends with the answer it waits for, or the next one it asks for. */
   drain(): void
-  /** Gives answers that are on their way a moment, then ends everything. Harmless when called again. */
+  /** Ends everything, but for answers that have been handed over and are on their way: those get a moment. Harmless when called again. */
   close(): Promise<void>
 }
 

@@ -1,3 +1,4 @@
+import { CodedError, messageOf } from '../../kernel/index.ts'
 import { statusText } from './problems.ts'
 import {
   type BodyReader,
@@ -49,19 +50,21 @@ export interface Uws {
 const exclusivePort = 1
 /** What the library gathers into one write by itself; for a larger answer it must be asked when it is out. */
 const corkBytes = 16_384
-/** How long answers that are on their way may hold up {@link Server.close}. */
-const lingerMs = 1_000
-
 /**
- * Loads the package. Rejects when it is not installed, or has no build for this system.
+ * Loads the package.
+ * @throws CodedError `HTTP_TRANSPORT_MISSING` when it is not installed, or has no build for this system
  * @returns with it, which of its two servers this is: the one for Node 20 is several years older than the others
  */
 export async function loadUws(): Promise<{ readonly module: Uws; readonly isOlderBuild: boolean }> {
   // Room for heads as large as node:http allows; 4 KiB is the default. Read once, when the package is loaded.
   process.env['UWS_HTTP_MAX_HEADERS_SIZE'] ??= '16384'
-  // @ts-ignore: not there in every installation, and typed above
-  const loaded = (await import('uWebSockets.js')) as { readonly default: Uws }
-  const module = loaded.default
+  let module: Uws
+  try {
+    // @ts-ignore: not there in every installation, and typed above
+    module = ((await import('uWebSockets.js')) as { readonly default: Uws }).default
+  } catch (cause) {
+    throw new CodedError('HTTP_TRANSPORT_MISSING', `uWebSockets.js does not load here: ${messageOf(cause)}`, { cause })
+  }
   return { module, isOlderBuild: !('getDescriptor' in module.App()) }
 }
 
@@ -71,9 +74,7 @@ export function listenUws(uws: Uws, host: string, port: number): Server | undefi
     handler: notReady,
     limits: { maxConnections: Number.POSITIVE_INFINITY, stallTimeoutMs: 0 },
     isDraining: false,
-    corked: undefined,
-    pending: 0,
-    onIdle: undefined
+    corked: undefined
   }
   let connections = 0
   let token: object | false = false
@@ -117,15 +118,6 @@ export function listenUws(uws: Uws, host: string, port: number): Server | undefi
     drain,
     async close() {
       drain()
-      if (state.pending > 0) {
-        await new Promise<void>((resolve) => {
-          const timer = setTimeout(resolve, lingerMs)
-          state.onIdle = () => {
-            clearTimeout(timer)
-            resolve()
-          }
-        })
-      }
       // Not from within one of its own callbacks, whose answer would not be out yet.
       await new Promise((resolve) => setImmediate(resolve))
       app.close()
@@ -160,9 +152,6 @@ interface State {
   isDraining: boolean
   /** The exchange in whose callback we are: the library gathers what is written to it by itself. */
   corked: UwsExchange | undefined
-  /** Exchanges that are not over. */
-  pending: number
-  onIdle: (() => void) | undefined
 }
 
 class UwsExchange extends Exchange {
@@ -177,7 +166,6 @@ class UwsExchange extends Exchange {
     super(request.getCaseSensitiveMethod(), request.getUrl(), request.getQuery() ?? '', headers)
     this.#state = state
     this.#response = response
-    state.pending += 1
   }
 
   get address(): string {
@@ -230,7 +218,7 @@ class UwsExchange extends Exchange {
       const bytes = typeof body === 'string' ? Buffer.from(body) : body
       const send = (offset: number) => {
         const [isTaken, isDone] = response.tryEnd(bytes.subarray(offset), bytes.length)
-        if (isDone) this.#end()
+        if (isDone) this.isOver = true
         return isTaken
       }
       response.onWritable((offset) => {
@@ -244,7 +232,7 @@ class UwsExchange extends Exchange {
       response.writeStatus(toHead(status, head))
       response.end(body, isLast)
     }
-    this.#end()
+    this.isOver = true
   }
 
   open(status: number, head: readonly string[], listener: SinkListener): Sink {
@@ -273,7 +261,7 @@ class UwsExchange extends Exchange {
           // To close with it would write a header into the middle of the body.
           response.end(piece, false)
         })
-        this.#end()
+        this.isOver = true
         this.listener?.onOver()
       }
     }
@@ -287,14 +275,8 @@ class UwsExchange extends Exchange {
   leave(): void {
     if (this.isOver) return
     this.isGone = true
-    this.#end()
-    this.listener?.onOver()
-  }
-
-  #end(): void {
     this.isOver = true
-    this.#state.pending -= 1
-    if (this.#state.pending === 0) this.#state.onIdle?.()
+    this.listener?.onOver()
   }
 }
 
