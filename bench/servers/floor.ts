@@ -32,3 +32,4 @@ for (const [path, answer] of Object.entries(answers)) {
   })
 }
 app.listen('127.0.0.1', 0, 1, (socket) => console.log(`http://127.0.0.1:${uWS.us_socket_local_port(socket)}`))
+process.once('SIGTERM', () => process.exit())
