@@ -49,6 +49,9 @@ const failure: JsonSchema = {
   }
 }
 
+/** Of a request that was not executed. */
+const refusal: JsonSchema = { type: 'object', required: ['error'], properties: { error: failure } }
+
 const execution: JsonSchema = {
   type: 'object',
   properties: {
@@ -87,7 +90,7 @@ export function routes(tools: Tools, { server, require_auth }: Config): Route[] 
     operationId,
     summary,
     ...(require_auth ? { guard: 'caller' } : {}),
-    replies: { 200: { type: 'object' }, 304: {}, ...(require_auth ? { 401: failure } : {}) },
+    replies: { 200: { type: 'object' }, 304: {}, ...(require_auth ? { 401: refusal } : {}) },
     errors,
     renderProblem,
     handle(request) {
@@ -105,8 +108,8 @@ export function routes(tools: Tools, { server, require_auth }: Config): Route[] 
     body: executeBody,
     replies: {
       200: execution,
-      401: failure,
-      413: failure,
+      401: refusal,
+      413: refusal,
       ...Object.fromEntries(Object.values(statuses).map((status) => [status, execution]))
     },
     errors,

@@ -1,18 +1,17 @@
 import { nextActions, statusOf } from './failures.ts'
 import type { ErrorCategory, Execution, ExecutionResponse, ToolFailure } from './types.ts'
 
-/** An answer as text, with the object made from the text when somebody asks for it. */
+/** An answer as text; its object is made from the text when somebody asks for it, which the hot path never does. */
 export class Answer implements Execution {
   readonly text: string
   readonly category: ErrorCategory | undefined
   readonly replayed: boolean
   #response: ExecutionResponse | undefined
 
-  constructor(text: string, category: ErrorCategory | undefined, replayed: boolean, response?: ExecutionResponse) {
+  constructor(text: string, category: ErrorCategory | undefined, replayed: boolean) {
     this.text = text
     this.category = category
     this.replayed = replayed
-    this.#response = response
   }
 
   get response(): ExecutionResponse {
@@ -21,15 +20,13 @@ export class Answer implements Execution {
   }
 }
 
-/** @param json `data` as JSON, so that it is written only once */
-export function completed(executionId: string, data: unknown, json: string, cacheable: boolean): Answer {
-  const text = `{"execution_id":"${executionId}","status":"completed","data":${json},"_agent":{"cacheable":${cacheable},"next_actions":[]}}`
-  return new Answer(text, undefined, false, {
-    execution_id: executionId,
-    status: 'completed',
-    data,
-    _agent: { cacheable, next_actions: [] }
-  })
+/** @param json the output, as JSON */
+export function completed(executionId: string, json: string, cacheable: boolean): Answer {
+  return new Answer(
+    `{"execution_id":"${executionId}","status":"completed","data":${json},"_agent":{"cacheable":${cacheable},"next_actions":[]}}`,
+    undefined,
+    false
+  )
 }
 
 export function failed(executionId: string, tool: string, failure: ToolFailure): Answer {
@@ -39,5 +36,5 @@ export function failed(executionId: string, tool: string, failure: ToolFailure):
     error: failure,
     _agent: { cacheable: false, next_actions: nextActions(tool, failure) }
   }
-  return new Answer(JSON.stringify(response), failure.category, false, response)
+  return new Answer(JSON.stringify(response), failure.category, false)
 }

@@ -1,12 +1,12 @@
 import { type Awaitable, CodedError, isCoded, type Lease, type Logger, renderIssues } from '../../kernel/index.ts'
-import type { AbortFan } from './abort-fan.ts'
+import type { AbortFan, AbortListener } from './abort-fan.ts'
 import { type Answer, completed, failed } from './answer.ts'
 import { cancelled, failureOf, reportedFailure } from './failures.ts'
 import { toExactJson } from './json.ts'
 import type { ListedTool } from './registry.ts'
 import type { Fate } from './replay.ts'
-import { enterTurn, leaveTurn, quitTurn, type Turns } from './turns.ts'
-import type { ExecuteRequest, Execution, ToolContext, ToolFailure } from './types.ts'
+import { enterTurn, leaveTurn, quitTurn, type Turns, type Waiting } from './turns.ts'
+import type { ExecuteRequest, Execution, ProgressUpdate, ToolContext, ToolFailure } from './types.ts'
 
 /** What every call of a registry works with. */
 export interface CallHost {
@@ -24,13 +24,13 @@ export interface CallHost {
  * promise, no timer, no signal. Any other meets the caller's leave, the deadline or its own end, whichever is first, in
  * that order; what it does after that goes unheard, but its turn and its lease last until it has settled.
  */
-export class Call {
+export class Call implements AbortListener, Waiting {
   readonly #host: CallHost
   readonly #listed: ListedTool
   readonly #request: ExecuteRequest
   readonly #id: string
   #fate: Fate = 'record'
-  #startedAt = 0
+  #startedAtMs = 0
   /** `run` of the tool was called. */
   #began = false
   #answer: Answer | undefined
@@ -68,14 +68,14 @@ export class Call {
   run(): Awaitable<Execution> {
     const { tool } = this.#listed
     this.#request.listener?.({ event: 'tool.started', data: { execution_id: this.#id, tool: tool.name } })
-    this.#startedAt = this.#host.monotonicMs()
+    this.#startedAtMs = this.#host.monotonicMs()
     // Who had to wait for a reservation may have left meanwhile.
     if (this.#lease !== undefined) {
       const signal = this.#callerSignal()
-      if (signal?.aborted) this.#cancel(signal.reason)
+      if (signal?.aborted) this.onAbort(signal.reason)
       if (this.#answer !== undefined) return this.#answer
     }
-    if (tool.parallelSafe !== true && !enterTurn(this.#host.turns, tool.name, this.#takeTurn)) return this.#pending()
+    if (tool.parallelSafe !== true && !enterTurn(this.#host.turns, tool.name, this)) return this.#pending()
     return this.#begin()
   }
 
@@ -88,7 +88,7 @@ export class Call {
     return this.#controller.signal
   }
 
-  progress({ progress, total, message, partial }: Parameters<ToolContext['progress']>[0]): void {
+  progress({ progress, total, message, partial }: ProgressUpdate): void {
     const { listener } = this.#request
     if (listener === undefined || this.#answer !== undefined) return
     const json = toExactJson(partial)
@@ -106,9 +106,23 @@ export class Call {
     })
   }
 
-  readonly #takeTurn = (): void => {
+  /** The turn has come, after a wait that may have been in vain. */
+  takeTurn(): void {
     if (this.#answer === undefined) void this.#begin()
     else leaveTurn(this.#host.turns, this.#listed.tool.name)
+  }
+
+  /** The caller has left, or the generation of the tool must end. */
+  onAbort(reason: unknown): void {
+    if (this.#answer !== undefined) return
+    // Nobody hears the answer of a client that is gone: what was begun stays uncertain, what was not never was.
+    if (isCoded(reason, 'CLIENT_GONE')) this.#fate = this.#began ? 'leave' : 'release'
+    this.#interrupt(cancelled(this.#began), reason)
+  }
+
+  onDeadline(): void {
+    const message = `the tool did not end within ${this.#limitMs} ms; its effects may have happened`
+    this.#interrupt(failureOf('TIMEOUT', 'timeout', message), new CodedError('TIMEOUT', message))
   }
 
   #begin(): Awaitable<Execution> {
@@ -140,9 +154,9 @@ export class Call {
     })
     this.#promise = promise
     this.hold()
-    this.#timer = setTimeout(this.#expire, this.#limitMs)
-    this.#host.aborts.add(this.#lease?.signal, this.#cancel)
-    this.#host.aborts.add(this.#callerSignal(), this.#cancel)
+    this.#timer = setTimeout(expire, this.#limitMs, this)
+    this.#host.aborts.add(this.#lease?.signal, this)
+    this.#host.aborts.add(this.#callerSignal(), this)
     return promise
   }
 
@@ -161,7 +175,7 @@ export class Call {
     this.#settled()
     if (this.#answer !== undefined) return
     // Where the process was busy the timer may come late; the deadline goes first all the same.
-    if (this.#host.monotonicMs() - this.#startedAt >= this.#limitMs) this.#expire()
+    if (this.#host.monotonicMs() - this.#startedAtMs >= this.#limitMs) this.onDeadline()
     else conclude()
   }
 
@@ -170,23 +184,11 @@ export class Call {
     this.#lease?.release()
   }
 
-  readonly #expire = (): void => {
-    const message = `the tool did not end within ${this.#limitMs} ms; its effects may have happened`
-    this.#interrupt(failureOf('TIMEOUT', 'timeout', message), new CodedError('TIMEOUT', message))
-  }
-
-  readonly #cancel = (reason: unknown): void => {
-    if (this.#answer !== undefined) return
-    // Nobody hears the answer of a client that is gone: what was begun stays uncertain, what was not never was.
-    if (isCoded(reason, 'CLIENT_GONE')) this.#fate = this.#began ? 'leave' : 'release'
-    this.#interrupt(cancelled(this.#began), reason)
-  }
-
   #interrupt(failure: ToolFailure, reason: unknown): void {
     this.#reason = reason
     this.#fail(failure)
     if (!this.#began) {
-      quitTurn(this.#host.turns, this.#listed.tool.name, this.#takeTurn)
+      quitTurn(this.#host.turns, this.#listed.tool.name, this)
       this.#lease?.release()
     }
     this.#controller?.abort(reason)
@@ -196,7 +198,7 @@ export class Call {
     const json = toExactJson(output)
     const issues = json === undefined ? undefined : this.#listed.checkOutput(output)
     if (json !== undefined && issues?.length === 0) {
-      return this.#finish(completed(this.#id, output, json, this.#listed.cacheable))
+      return this.#finish(completed(this.#id, json, this.#listed.cacheable))
     }
     const reason = issues === undefined ? 'it is not plain JSON' : renderIssues(issues)
     this.#logFault('a tool gave an output that it does not promise', { reason })
@@ -226,21 +228,25 @@ export class Call {
     this.#answer = answer
     if (this.#promise !== undefined) {
       clearTimeout(this.#timer)
-      this.#host.aborts.remove(this.#lease?.signal, this.#cancel)
-      this.#host.aborts.remove(this.#caller, this.#cancel)
+      this.#host.aborts.remove(this.#lease?.signal, this)
+      this.#host.aborts.remove(this.#caller, this)
     }
     this.#request.listener?.({
       event: 'tool.completed',
       data: {
         execution_id: this.#id,
         tool: this.#listed.tool.name,
-        duration_ms: Math.max(0, Math.round(this.#host.monotonicMs() - this.#startedAt)),
+        duration_ms: Math.max(0, Math.round(this.#host.monotonicMs() - this.#startedAtMs)),
         ok: answer.category === undefined
       }
     })
     this.#resolve?.(answer)
     return answer
   }
+}
+
+function expire(call: Call): void {
+  call.onDeadline()
 }
 
 const nobody: ReadonlySet<string> = new Set()
@@ -265,8 +271,9 @@ class CallContext implements ToolContext {
     return this.#call.signal
   }
 
-  progress(update: Parameters<ToolContext['progress']>[0]): void {
-    this.#call.progress(update)
+  /** Bound, since tools take it apart: `run(input, { progress })`. */
+  get progress(): ToolContext['progress'] {
+    return (update) => this.#call.progress(update)
   }
 }
 

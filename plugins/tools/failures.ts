@@ -33,6 +33,16 @@ export function failureOf(
   }
 }
 
+/** Longest reason, in UTF-16 units: it may name a member that the caller made up. */
+const maxReasonChars = 500
+
+/** @param reason what is wrong, and where */
+export function invalidArguments(reason: string): ToolFailure {
+  if (reason.length > maxReasonChars) reason = `${reason.slice(0, maxReasonChars)}…`
+  const message = 'the arguments are not what the input schema of the tool asks for'
+  return failureOf('INVALID_ARGUMENTS', 'validation', message, { details: { reason } })
+}
+
 /** @param began the tool was running, so that something may have come of it */
 export function cancelled(began: boolean): ToolFailure {
   const what = began ? 'while the tool ran; its effects may have happened' : 'before the tool began'

@@ -1,3 +1,5 @@
+import crypto from 'node:crypto'
+
 /** Deeper values are not taken: what walks them must not run out of stack. */
 const maxDepth = 1_000
 
@@ -17,12 +19,18 @@ export function canonicalJson(value: unknown, depth = 0): string {
     case 'object':
       if (value === null) return 'null'
       if (depth === maxDepth) throw new TypeError(`nested deeper than ${maxDepth} levels`)
-      if (Array.isArray(value)) return `[${value.map((item) => canonicalJson(item, depth + 1)).join(',')}]`
+      if (Array.isArray(value)) return canonicalArray(value, depth + 1)
       return canonicalObject(value as Readonly<Record<string, unknown>>, depth + 1)
   }
   throw new TypeError(
     `JSON cannot hold ${typeof value === 'number' ? String(value) : `a value of type ${typeof value}`}`
   )
+}
+
+function canonicalArray(value: readonly unknown[], depth: number): string {
+  let text = ''
+  for (const item of value) text += `${text === '' ? '' : ','}${canonicalJson(item, depth)}`
+  return `[${text}]`
 }
 
 function canonicalObject(value: Readonly<Record<string, unknown>>, depth: number): string {
@@ -78,3 +86,9 @@ function isPlainObject(value: object, depth: number): boolean {
   for (const member of Object.values(value)) if (!isPlain(member, depth)) return false
   return true
 }
+
+/** Lower-case hex. The short way is there from Node 20.12 on, and takes a third of the time. */
+export const sha256: (text: string) => string =
+  typeof crypto.hash === 'function'
+    ? (text) => crypto.hash('sha256', text)
+    : (text) => crypto.createHash('sha256').update(text).digest('hex')

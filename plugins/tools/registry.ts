@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto'
 import {
   type Check,
   CodedError,
@@ -8,7 +7,7 @@ import {
   type JsonSchema,
   messageOf
 } from '../../kernel/index.ts'
-import { canonicalJson } from './json.ts'
+import { canonicalJson, sha256 } from './json.ts'
 import type { Catalog, Effect, Tool, ToolDescription } from './types.ts'
 
 /** Longest delay a timer takes; a longer one would fire at once. */
@@ -134,7 +133,7 @@ export function createRegistry(
 
 function render(tools: readonly string[]): Catalog {
   const text = `{"tools":[${tools.join(',')}]}`
-  return { text, version: createHash('sha256').update(text).digest('hex') }
+  return { text, version: sha256(text) }
 }
 
 /** @throws CodedError when the tool is not sound */

@@ -1,5 +1,5 @@
-import { CodedError } from '../../kernel/index.ts'
-import type { Key, Store } from '../store/types.ts'
+import { CodedError, isCoded } from '../../kernel/index.ts'
+import type { Key, Store, Versioned } from '../store/types.ts'
 import type { Caller, ErrorCategory } from './types.ts'
 
 const collection = 'tool_executions'
@@ -29,61 +29,60 @@ export interface Finished extends Omit<Reservation, 'state'> {
 /** What became of an execution: its answer is kept, its id is free again, or its id stays taken without an answer. */
 export type Fate = 'record' | 'release' | 'leave'
 
-/** An id this process is at work on. */
-export interface Running {
-  readonly fingerprint: string
-  /** The reservation is on disk. */
-  acquired: boolean
-}
-
 /** Ids by principal, session and request id: the space of one caller never meets that of another. */
 export function keyOf(caller: Caller, requestId: string): Key {
   return [caller.principal ?? none, caller.session ?? none, requestId]
 }
 
-/**
- * Remembers, in the store, which request ids are taken and what they were answered. All its methods reject with what
- * the store failed with.
- */
+/** What the store says of an id that is taken. */
+export type Taken = Finished | 'conflict' | 'uncertain'
+
+/** Remembers, in the store, which request ids are taken and what they were answered. */
 export interface Replay {
-  /** @returns `undefined` when the id is now taken by `mine`, on disk, and has to be {@link settle}d */
-  reserve(key: Key, mine: Reservation): Promise<Finished | 'conflict' | 'uncertain' | undefined>
+  /**
+   * At hand when the id is taken already, and the store has it at hand.
+   * @returns `undefined` when the id is now taken by `mine`, on disk, and has to be {@link settle}d
+   * @throws what the store failed with
+   */
+  reserve(key: Key, mine: Reservation): Taken | Promise<Taken | undefined>
   /**
    * Resolves once the fate is on disk.
-   * @throws CodedError `IDEMPOTENCY_CONFLICT` when the reservation is no longer there
+   * @throws CodedError `IDEMPOTENCY_CONFLICT` when the reservation is no longer there; or what the store failed with
    */
   settle(key: Key, mine: Reservation, fate: Fate, category: ErrorCategory | undefined, text: string): Promise<void>
 }
 
-/** @param running what this process is at work on, shared by all generations of the registry */
-export function createReplay(store: Store, running: Map<string, Running>): Replay {
-  return {
-    async reserve(key, mine) {
-      const name = JSON.stringify(key)
-      const seen = await store.get<Reservation | Finished>(collection, key)
-      const other = running.get(name)
-      // An answer that is visible but not yet on disk is not given again: it could still be lost.
-      if (other !== undefined && (other.acquired || seen === undefined)) {
-        return other.fingerprint === mine.fingerprint ? 'uncertain' : 'conflict'
-      }
-      if (seen !== undefined) return judge(seen.value, mine)
-      const own: Running = { fingerprint: mine.fingerprint, acquired: false }
-      running.set(name, own)
+type Stored = Versioned<Reservation | Finished> | undefined
+
+/** @param running execution ids of what this process is at work on, shared by all generations of the registry */
+export function createReplay(store: Store, running: Set<string>): Replay {
+  function judge({ value }: Versioned<Reservation | Finished>, mine: Reservation): Taken {
+    if (value.fingerprint !== mine.fingerprint) return 'conflict'
+    // An answer that is visible but not yet on disk is not given again: it could still be lost.
+    return value.state === 'reserved' || running.has(value.execution_id) ? 'uncertain' : value
+  }
+
+  async function take(key: Key, mine: Reservation): Promise<Taken | undefined> {
+    while (true) {
       try {
-        const rival = await store.atomically(
-          async (tx) => {
-            const present = await tx.get<Reservation | Finished>(collection, key)
-            if (present === undefined) tx.put(collection, key, mine, 0)
-            return present?.value
-          },
-          { durable: true }
-        )
-        if (rival !== undefined) return judge(rival, mine)
-        own.acquired = true
+        await store.atomically((tx) => tx.put(collection, key, mine, 0), { durable: true })
+        running.add(mine.execution_id)
         return undefined
-      } finally {
-        if (!own.acquired) running.delete(name)
+      } catch (error) {
+        if (!isCoded(error, 'STORE_CONFLICT')) throw error
       }
+      // Somebody else was faster; unless it is free again already, the id is theirs.
+      const present = await store.get<Reservation | Finished>(collection, key)
+      if (present !== undefined) return judge(present, mine)
+    }
+  }
+
+  return {
+    reserve(key, mine) {
+      const decide = (present: Stored): Taken | Promise<Taken | undefined> =>
+        present === undefined ? take(key, mine) : judge(present, mine)
+      const present = store.get<Reservation | Finished>(collection, key)
+      return present instanceof Promise ? present.then(decide) : decide(present)
     },
 
     async settle(key, mine, fate, category, text) {
@@ -105,13 +104,8 @@ export function createReplay(store: Store, running: Map<string, Running>): Repla
           { durable: true }
         )
       } finally {
-        running.delete(JSON.stringify(key))
+        running.delete(mine.execution_id)
       }
     }
   }
-}
-
-function judge(present: Reservation | Finished, mine: Reservation): Finished | 'conflict' | 'uncertain' {
-  if (present.fingerprint !== mine.fingerprint) return 'conflict'
-  return present.state === 'finished' ? present : 'uncertain'
 }

@@ -1,13 +1,12 @@
-import { createHash } from 'node:crypto'
-import { type Awaitable, type Collector, isCoded, type Logger, renderIssues } from '../../kernel/index.ts'
+import { type Awaitable, type Collector, type Logger, renderIssues } from '../../kernel/index.ts'
 import type { Store } from '../store/types.ts'
 import { AbortFan } from './abort-fan.ts'
-import { Answer, failed } from './answer.ts'
+import { failed } from './answer.ts'
 import { Call, type CallHost } from './call.ts'
-import { cancelled, failureOf } from './failures.ts'
-import { canonicalJson } from './json.ts'
+import { cancelled, failureOf, invalidArguments } from './failures.ts'
+import { createOnce } from './once.ts'
 import { createRegistry, type ListedTool, type RegistryState } from './registry.ts'
-import { createReplay, keyOf, type Reservation, type Running } from './replay.ts'
+import { createReplay } from './replay.ts'
 import type { Turns } from './turns.ts'
 import type { Caller, ExecuteRequest, Execution, Tool, ToolFailure, Tools } from './types.ts'
 
@@ -16,11 +15,12 @@ const maxRequestIdBytes = 256
 /** What all generations of the registry share. Plain data: the next generation may be other code. */
 export interface SharedState extends RegistryState {
   readonly turns: Turns
-  readonly running: Map<string, Running>
+  /** Execution ids. */
+  readonly running: Set<string>
 }
 
 export function createSharedState(): SharedState {
-  return { revision: 0, shown: [], checks: new WeakMap(), turns: new Map(), running: new Map() }
+  return { revision: 0, shown: [], checks: new WeakMap(), turns: new Map(), running: new Set() }
 }
 
 export interface ToolsDependencies {
@@ -40,7 +40,7 @@ export interface ToolsDependencies {
 /** The registry and the pipeline, and what has to be told of the tools that come and go. */
 export function createTools(dependencies: ToolsDependencies): { tools: Tools; collector: Collector<Tool> } {
   const { store, state, log, now, newExecutionId } = dependencies
-  const replay = createReplay(store, state.running)
+  const once = createOnce(createReplay(store, state.running), log, now)
   const registry = createRegistry(state, (error, { entry }) => log.error('a tool was left out', { entry, error }))
   const { turns } = state
   const { timeoutMs, monotonicMs } = dependencies
@@ -59,52 +59,7 @@ export function createTools(dependencies: ToolsDependencies): { tools: Tools; co
     if (issues.length > 0) return failed(id, name, invalidArguments(renderIssues(issues)))
     if (typeof request.signal === 'object' && request.signal.aborted) return failed(id, name, cancelled(false))
     const call = new Call(host, listed, request, id)
-    return requestId === undefined ? call.run() : executeOnce(call, request, requestId, id)
-  }
-
-  /** Reserves the id, runs, and keeps the answer: each on disk before the next. */
-  async function executeOnce(call: Call, request: ExecuteRequest, requestId: string, id: string): Promise<Execution> {
-    const fail = (failure: ToolFailure): Execution => failed(id, request.tool, failure)
-    let fingerprint: string
-    try {
-      fingerprint = fingerprintOf(request.tool, request.arguments)
-    } catch (error) {
-      return fail(invalidArguments((error as Error).message))
-    }
-    // Until its reservation is on disk, the tool that was found may be swapped.
-    call.hold()
-    const key = keyOf(request.caller, requestId)
-    const reservation: Reservation = {
-      state: 'reserved',
-      tool: request.tool,
-      fingerprint,
-      execution_id: id,
-      created_at_ms: now()
-    }
-    let found: Awaited<ReturnType<typeof replay.reserve>>
-    try {
-      found = await replay.reserve(key, reservation)
-    } catch (error) {
-      call.drop()
-      log.error('a request id could not be reserved', { tool: request.tool, execution_id: id, error })
-      const message = 'the store could not reserve the request_id; the tool did not run'
-      return fail(failureOf('STORE_ERROR', 'internal', message, { retryable: true }))
-    }
-    if (found !== undefined) {
-      call.drop()
-      if (found === 'conflict') return fail(idConflict())
-      return found === 'uncertain' ? fail(uncertain()) : new Answer(found.text, found.category ?? undefined, true)
-    }
-    const execution = await call.run()
-    try {
-      await replay.settle(key, reservation, call.fate, execution.category, execution.text)
-    } catch (error) {
-      if (isCoded(error, 'IDEMPOTENCY_CONFLICT')) return fail(failureOf(error.code, 'conflict', error.message))
-      log.error('an answer could not be recorded', { tool: request.tool, execution_id: id, error })
-      const message = 'the tool ran, but the store could not keep its answer; the request_id stays uncertain'
-      return fail(failureOf('STORE_ERROR', 'internal', message))
-    }
-    return execution
+    return requestId === undefined ? call.run() : once(call, request, requestId, id)
   }
 
   const tools: Tools = {
@@ -118,14 +73,6 @@ export function createTools(dependencies: ToolsDependencies): { tools: Tools; co
     execute
   }
   return { tools, collector: registry.collector }
-}
-
-/** What a call is recognised by when it comes again: lower-case hex SHA-256 of its canonical JSON. */
-export function fingerprintOf(tool: string, input: unknown): string {
-  // The two objects are the metadata of request and context, which nothing sets.
-  return createHash('sha256')
-    .update(canonicalJson([tool, input, {}, {}]))
-    .digest('hex')
 }
 
 /** Trusted context alone decides: nothing of the request but the name of the tool. */
@@ -152,31 +99,4 @@ function unknownTool(name: string): ToolFailure {
 
 function invalidId(): ToolFailure {
   return failureOf('INVALID_ID', 'validation', `request_id has to be 1 to ${maxRequestIdBytes} bytes of Unicode text`)
-}
-
-function invalidArguments(reason: string): ToolFailure {
-  return failureOf(
-    'INVALID_ARGUMENTS',
-    'validation',
-    'the arguments are not what the input schema of the tool asks for',
-    {
-      details: { reason }
-    }
-  )
-}
-
-function idConflict(): ToolFailure {
-  return failureOf(
-    'IDEMPOTENCY_CONFLICT',
-    'conflict',
-    'the request_id was used for another call: another tool, or other arguments'
-  )
-}
-
-function uncertain(): ToolFailure {
-  return failureOf(
-    'EXECUTION_UNCERTAIN',
-    'conflict',
-    'a call with this request_id is running, or ended without a known result; it is not run again'
-  )
 }

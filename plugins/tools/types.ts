@@ -48,13 +48,16 @@ export interface ToolContext {
   readonly permissions: ReadonlySet<string>
   /** Fires at the deadline, when the caller leaves, and when the tool's generation must end. */
   readonly signal: AbortSignal
-  /** Tells a listening caller how far the work is. No-op when nobody listens. */
-  progress(update: {
-    readonly progress: number
-    readonly total?: number
-    readonly message?: string
-    readonly partial?: unknown
-  }): void
+  /** Tells a listening caller how far the work is. No-op when nobody listens. Needs no `this`. */
+  readonly progress: (update: ProgressUpdate) => void
+}
+
+export interface ProgressUpdate {
+  readonly progress: number
+  readonly total?: number
+  readonly message?: string
+  /** Plain JSON; anything else is left out. */
+  readonly partial?: unknown
 }
 
 /** A tool as data, contributed to `tools`. */

@@ -704,6 +704,29 @@ t.test('case 102: a silent stream is kept alive by comments', async (t) => {
   t.strictSame(names(parseEvents(text)).slice(-2), ['tool.completed', 'execution.completed'])
 })
 
+t.test('of the reports a reader is too slow for, the newest is kept', async (t) => {
+  const hasty = toolOf({
+    name: 'hasty',
+    async run(_input, { progress }) {
+      for (let step = 1; step <= 5_000; step += 1) progress({ progress: step })
+      return {}
+    }
+  })
+  const { stream } = await startCarmy(t, { plugins: [{ plugin: toolsPlugin(() => [hasty], 'hasty') }] })
+
+  const { events } = await stream('hasty')
+
+  const reports = events.filter(({ event }) => event === 'tool.progress').map(({ data }) => data['progress'])
+  t.ok(reports.length > 900 && reports.length <= 1_000)
+  t.equal(reports.at(-1), 5_000)
+  t.strictSame(names(events).slice(-2), ['tool.completed', 'execution.completed'])
+})
+
+t.test('the tools are named in /config/info', async (t) => {
+  const { ask } = await startCarmy(t)
+  t.ok(((await ask('/config/info')).body['tools'] as string[]).includes('echo'))
+})
+
 t.test('require_auth closes everything, the two documents included', async (t) => {
   const { ask, run, kernel } = await startCarmy(t, { config: { require_auth: true } })
   const known = { headers: { 'x-as': 'ann' } }

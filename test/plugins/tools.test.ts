@@ -9,7 +9,7 @@ import clockPlugin from '../../plugins/clock/index.ts'
 import { clock } from '../../plugins/clock/tool.ts'
 import tools from '../../plugins/tools/index.ts'
 import { canonicalJson, toExactJson } from '../../plugins/tools/json.ts'
-import { fingerprintOf } from '../../plugins/tools/service.ts'
+import { fingerprintOf } from '../../plugins/tools/once.ts'
 import type { ExecuteRequest, Execution, ExecutionEvent, Tool } from '../../plugins/tools/types.ts'
 import { FaultyStore } from '../fakes/faulty-store.ts'
 import { fixtureTools, toolOf, toolsPlugin, World } from '../fixtures/carmy-tools.ts'
@@ -375,6 +375,8 @@ t.test('the pipeline', async (t) => {
     }
     const { response } = await run('typed', { ...good, o: { k: 'b', extra: 1 } })
     t.match(response.error, { recoverable: false, retryable: false, details: { reason: /o\.extra/ } })
+    const { text } = await run('typed', { ...good, o: { k: 'b', ['x'.repeat(100_000)]: 1 } })
+    t.ok(text.length < 1_000, 'a name the caller made up is not given back whole')
     t.strictSame(world.runs, [])
   })
 
