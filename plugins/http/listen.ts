@@ -2,7 +2,7 @@ import { createServer } from 'node:net'
 import { CodedError, type Logger, messageOf } from '../../kernel/index.ts'
 import { listenNode } from './node.ts'
 import type { Server } from './transport.ts'
-import { listenUws, loadUws } from './uws.ts'
+import { type LoadedUws, listenUws, loadUws } from './uws.ts'
 
 export type TransportChoice = 'auto' | 'uws' | 'node'
 
@@ -19,7 +19,7 @@ export async function openServer(host: string, port: number, choice: TransportCh
       throw toListenError(host, port, error)
     }
   }
-  const server = listenUws(uws.module, host, port)
+  const server = listenUws(uws, host, port)
   if (server === undefined) throw await reasonNotToListen(host, port)
   if (uws.isOlderBuild) log.info(olderBuild)
   return server
@@ -28,7 +28,7 @@ export async function openServer(host: string, port: number, choice: TransportCh
 const olderBuild =
   'this is the older build of uWebSockets.js, the one for Node 20: a request line that arrives in two pieces (a URL longer than about 1,400 bytes), more than 98 header lines and malformed headers end the connection; Node 22 or newer has no such limits, nor has transport = "node"'
 
-async function findUws(choice: 'auto' | 'uws', log: Logger): Promise<Awaited<ReturnType<typeof loadUws>> | undefined> {
+async function findUws(choice: 'auto' | 'uws', log: Logger): Promise<LoadedUws | undefined> {
   try {
     return await loadUws()
   } catch (error) {

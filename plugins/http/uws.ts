@@ -40,10 +40,16 @@ interface UwsApp {
   close(): UwsApp
 }
 
-export interface Uws {
+interface Uws {
   App(): UwsApp
   us_socket_local_port(token: object): number
   us_listen_socket_close(token: object): void
+}
+
+export interface LoadedUws {
+  readonly module: Uws
+  /** The package holds two servers; the one for Node 20 is several years older than the others. */
+  readonly isOlderBuild: boolean
 }
 
 /** Without it two processes share a port, and each gets a part of the requests. */
@@ -53,9 +59,8 @@ const corkBytes = 16_384
 /**
  * Loads the package.
  * @throws CodedError `HTTP_TRANSPORT_MISSING` when it is not installed, or has no build for this system
- * @returns with it, which of its two servers this is: the one for Node 20 is several years older than the others
  */
-export async function loadUws(): Promise<{ readonly module: Uws; readonly isOlderBuild: boolean }> {
+export async function loadUws(): Promise<LoadedUws> {
   // Room for heads as large as node:http allows; 4 KiB is the default. Read once, when the package is loaded.
   process.env['UWS_HTTP_MAX_HEADERS_SIZE'] ??= '16384'
   let module: Uws
@@ -69,8 +74,9 @@ export async function loadUws(): Promise<{ readonly module: Uws; readonly isOlde
 }
 
 /** @returns undefined when it cannot listen there; the library does not say why */
-export function listenUws(uws: Uws, host: string, port: number): Server | undefined {
+export function listenUws({ module: uws, isOlderBuild }: LoadedUws, host: string, port: number): Server | undefined {
   const state: State = {
+    toPiece: isOlderBuild ? (body) => body : toUtf8,
     handler: notReady,
     limits: { maxConnections: Number.POSITIVE_INFINITY, stallTimeoutMs: 0 },
     isDraining: false,
@@ -150,6 +156,8 @@ interface State {
   handler: Handler
   limits: ServerLimits
   isDraining: boolean
+  /** What the library can be given as a part of a body. */
+  readonly toPiece: (body: string | Uint8Array) => string | Uint8Array
   /** The exchange in whose callback we are: the library gathers what is written to it by itself. */
   corked: UwsExchange | undefined
 }
@@ -229,8 +237,7 @@ class UwsExchange extends Exchange {
       send(0)
       return
     } else {
-      response.writeStatus(toHead(status, head))
-      response.end(body, isLast)
+      response.writeStatus(toHead(status, head)).end(this.#state.toPiece(body), isLast)
     }
     this.isOver = true
   }
@@ -246,12 +253,13 @@ class UwsExchange extends Exchange {
       listener.onWritable()
       return true
     })
+    const { toPiece } = this.#state
     return {
       write: (piece) => {
         let isWelcome = true
         response.cork(() => {
           begin()
-          isWelcome = response.write(piece)
+          isWelcome = response.write(toPiece(piece))
         })
         return isWelcome
       },
@@ -259,7 +267,7 @@ class UwsExchange extends Exchange {
         response.cork(() => {
           begin()
           // To close with it would write a header into the middle of the body.
-          response.end(piece, false)
+          response.end(toPiece(piece), false)
         })
         this.isOver = true
         this.listener?.onOver()
@@ -288,6 +296,11 @@ function toHead(status: number, head: readonly string[]): string {
   let text = statusText(status)
   for (let index = 0; index < head.length; index += 2) text += `\r\n${head[index]}: ${head[index + 1]}`
   return text
+}
+
+/** The newer build sends a string that fits into one byte a character as just that, Latin-1. */
+function toUtf8(body: string | Uint8Array): string | Uint8Array {
+  return typeof body === 'string' && Buffer.byteLength(body) !== body.length ? Buffer.from(body) : body
 }
 
 /** Room for `size` bytes; the first `used` are kept. */

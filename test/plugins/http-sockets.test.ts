@@ -154,6 +154,26 @@ for (const transport of transports) {
       client.socket.destroy()
     })
 
+    t.test('what is written in Latin letters is UTF-8 all the same', async (t) => {
+      const { ask } = await serve(t, transport, [
+        route('GET', '/text', () => ({ text: 'é' })),
+        route('GET', '/json', () => ({ body: { a: 'ÿ' } })),
+        route('GET', '/long', () => ({ text: 'é'.repeat(20_000) })),
+        route('GET', '/events', () => ({
+          events: (async function* (): AsyncGenerator<StreamEvent> {
+            yield { data: 'é' }
+            await turn()
+            await turn()
+            yield { data: 'à' }
+          })()
+        }))
+      ])
+      t.match(await ask(get('/text')), [{ headers: { 'content-length': '2' }, body: 'é' }])
+      t.match(await ask(get('/json')), [{ body: '{"a":"ÿ"}' }])
+      t.match(await ask(get('/long')), [{ headers: { 'content-length': '40000' }, body: 'é'.repeat(20_000) }])
+      t.match(await ask(get('/events')), [{ body: 'data: "é"\n\ndata: "à"\n\n' }])
+    })
+
     t.test('large bodies arrive complete, and large answers leave so', async (t) => {
       const { url } = await serve(t, transport)
       const body = JSON.stringify({ t: Array.from({ length: 150_000 }, (_, at) => `${at}-`).join('') })
@@ -338,7 +358,7 @@ for (const transport of transports) {
 
     t.test('a refusal of the framing has the form of any other', async (t) => {
       const { ask } = await serve(t, transport)
-      const [answer] = await ask('GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n')
+      const [answer] = await ask(`POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n`)
       t.match(answer, { status: 400, headers: { 'x-request-id': String, connection: 'close' } })
       t.match(JSON.parse(answer?.body ?? ''), { error: String, code: 'INVALID_INPUT' })
     })
