@@ -22,7 +22,7 @@ t.test('no tracked file is larger than 1 MB', { skip: noGit }, (t) => {
 
 /** Words that are true on one machine only. `.ci/run` may look beside the checkout for test data. */
 const local: readonly RegExp[] = [
-  /(?<![\w.\-:/])\/(?:home|root|Users|work)\/[\w.-]+/,
+  /(?<![\w.\-:/])\/(?:root|work|(?:home|Users)\/[\w.-]+)\/[\w.-]+/,
   /\.\.\/shared\b/,
   /\bregistry\.[\w-]+\.\w+/,
   /\bfarm-\w+/,
