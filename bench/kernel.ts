@@ -72,6 +72,10 @@ const benches: readonly Bench[] = [
         atMost: 5
       },
       {
+        name: '10,000 against 1,000',
+        of: (read) => read('heartwood', 'chain10000') / read('heartwood', 'chain1000')
+      },
+      {
         name: 'K1 4,000 against 1,000, in reverse',
         of: (read) => read('heartwood', 'reverse4000') / read('heartwood', 'reverse1000'),
         atMost: 5
