@@ -67,27 +67,28 @@ export function editProgram(text: string, edits: readonly ProgramEdit[]): string
  * Gives the value at `path` of any TOML text another value, by the smallest change; tables are compared key by key.
  * @throws TypeError for what TOML cannot hold, TomlError for a text that is not valid
  */
-export function setIn(text: string, path: Path, value: unknown): string {
-  return patch(text, path, toWritable(value, path.length), eolOf(text))
+export function setIn(text: string, path: Path, value: unknown, eol = eolOf(text)): string {
+  const wanted = withValue(parseToml(text), path, toWritable(value, path.length))
+  for (let round = 0; ; round++) {
+    const changes = diff(parseToml(text), wanted, [])
+    // What goes first makes room: a table that turns into a number leaves, then the number comes.
+    const step = (['remove', 'replace', 'add'] as const).find((kind) => changes.some((change) => change.kind === kind))
+    if (step === undefined) return text
+    const now = changes.filter(({ kind }) => kind === step)
+    const changed = applyChanges(text, now, eol)
+    if (changed === text || round === maxRounds) throw new TypeError(`there is no way to write ${path.join('.')}`)
+    text = changed
+  }
 }
 
 /** Each round settles all changes of one kind; a few kinds of nesting need more than three. */
 const maxRounds = 1_000
 
-function patch(text: string, path: Path, value: unknown, eol: string): string {
-  for (let round = 0; ; round++) {
-    const changes = diff(lookUp(parseToml(text), path), value, path)
-    // What goes first makes room: a table that turns into a number leaves, then the number comes.
-    const step = (['remove', 'replace', 'add'] as const).find((kind) => changes.some((change) => change.kind === kind))
-    if (step === undefined) return text
-    const changed = applyChanges(
-      text,
-      changes.filter(({ kind }) => kind === step),
-      eol
-    )
-    if (changed === text || round === maxRounds) throw new TypeError(`there is no way to write ${path.join('.')}`)
-    text = changed
-  }
+function withValue(tree: unknown, [key, ...rest]: Path, value: unknown): unknown {
+  if (key === undefined) return value
+  if (isArray(tree)) return tree.map((item, index) => (index === key ? withValue(item, rest, value) : item))
+  const table = isTable(tree) ? tree : {}
+  return { ...table, [key]: withValue(table[key], rest, value) }
 }
 
 function eolOf(text: string): string {
@@ -175,15 +176,6 @@ function toWritable(value: unknown, depth: number): unknown {
   return value
 }
 
-function lookUp(tree: unknown, path: Path): unknown {
-  let found = tree
-  for (const key of path) {
-    if (isArray(found)) found = found[Number(key)]
-    else found = isTable(found) && Object.hasOwn(found, key) ? found[key] : undefined
-  }
-  return found
-}
-
 // From one value to another, step by step.
 
 type Change =
@@ -195,7 +187,6 @@ type Change =
 type Member = readonly [key: string, value: unknown]
 
 function diff(was: unknown, value: unknown, path: Path): readonly Change[] {
-  if (was === undefined) return [add(path.slice(0, -1), 0, [[String(path.at(-1)), value]])]
   if (isEqual(was, value)) return []
   if (isTable(was) && isTable(value)) {
     const gone = Object.keys(was).filter((key) => !Object.hasOwn(value, key))
@@ -636,19 +627,17 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
 
 /** Works on the text of the entry alone where that is one piece: the rest may be long. */
 function setMember(text: string, index: number, key: string, value: unknown): string {
-  const writable = toWritable(value, 3)
   const sections = scan(text)
   const mine = sections.flatMap(({ path }, at) => (path[0] === 'entry' && path[1] === index ? [at] : []))
   const [first, last] = [sections[mine[0] ?? -1], sections[mine.at(-1) ?? -1]]
   const { length } = mine
   if (first === undefined || last === undefined || (mine.at(-1) ?? 0) - (mine[0] ?? 0) >= length) {
-    return patch(text, ['entry', index, key], writable, eolOf(text))
+    return setIn(text, ['entry', index, key], value)
   }
   const start = lineStart(text, first.start)
   const end = lineEnd(text, last.items.at(-1)?.end ?? last.end)
-  return (
-    text.slice(0, start) + patch(text.slice(start, end), ['entry', 0, key], writable, eolOf(text)) + text.slice(end)
-  )
+  const part = setIn(text.slice(start, end), ['entry', 0, key], value, eolOf(text))
+  return text.slice(0, start) + part + text.slice(end)
 }
 
 /** Takes entries out, and puts these (or new ones) before the entry named, or at the end. */
