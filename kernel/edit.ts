@@ -42,12 +42,11 @@ type Tree = Readonly<Record<string, unknown>>
  * The result is read again and compared with what was wanted, in types and amounts.
  * @throws CodedError `PROGRAM_EDIT_FAILED` when they differ, or when TOML has no form for what is wanted (null);
  *   `PROGRAM_NO_ENTRY` for an id that is not there
- * @throws TomlError when the text is not valid
  */
 export function editProgram(text: string, edits: readonly ProgramEdit[]): string {
-  let tree: Tree = parseToml(text)
   let edited = text
   try {
+    let tree: Tree = parseToml(text)
     for (const edit of edits) {
       const wanted = editTree(tree, edit)
       if (!isSame(tree, wanted)) edited = editText(edited, tree, edit)
@@ -56,9 +55,9 @@ export function editProgram(text: string, edits: readonly ProgramEdit[]): string
     if (!isSame(parseToml(edited), tree)) throw new TypeError('the result does not read as wanted')
   } catch (error) {
     if (isCoded(error)) throw error
-    throw new CodedError('PROGRAM_EDIT_FAILED', `the program file cannot be changed so: ${messageOf(error)}`, {
-      cause: error
-    })
+    // A parser's message goes on with a piece of the file, which may hold a secret.
+    const [what] = messageOf(error).split('\n')
+    throw new CodedError('PROGRAM_EDIT_FAILED', `the program file cannot be changed so: ${what}`)
   }
   return edited
 }
@@ -205,22 +204,13 @@ function diff(was: unknown, value: unknown, path: Path): readonly Change[] {
     while (head < shorter && isEqual(was[head], value[head])) head++
     while (tail < shorter - head && isEqual(was.at(-1 - tail), value.at(-1 - tail))) tail++
     const common = shorter - tail
-    const indexes = Array.from({ length: was.length - tail - head }, (_, index) => head + index)
-    const come = value.slice(common, value.length - tail)
-    return [
-      ...indexes.map((index) =>
-        index < common ? diff(was[index], value[index], [...path, index]) : [remove([...path, index])]
-      ),
-      come.length > 0
-        ? [
-            add(
-              path,
-              common,
-              come.map((item) => ['', item])
-            )
-          ]
-        : []
-    ].flat()
+    const changes: Change[] = []
+    for (let index = head; index < was.length - tail; index++) {
+      const here = [...path, index]
+      changes.push(...(index < common ? diff(was[index], value[index], here) : [remove(here)]))
+    }
+    const come = value.slice(common, value.length - tail).map((item): Member => ['', item])
+    return come.length > 0 ? [...changes, add(path, common, come)] : changes
   }
   return [{ kind: 'replace', path, value }]
 }
@@ -302,7 +292,7 @@ function applyChanges(text: string, changes: readonly Change[], eol: string): st
     }
     for (const child of section === undefined ? children : [section, ...children]) goneSections.add(child)
   }
-  const grown = new Set<Container>()
+  const grown = new Set<Value>()
 
   for (const change of changes) {
     if (change.kind === 'remove') takeAway(find(sections, change.path))
@@ -316,10 +306,12 @@ function applyChanges(text: string, changes: readonly Change[], eol: string): st
       }
     } else {
       const found = find(sections, change.parent)
-      const growing = found.value?.kind === 'scalar' ? undefined : (found.value ?? found.dotted.at(-1)?.container)
-      // Two insertions into one `{ … }` would both deal with its last comma.
-      if (growing !== undefined && 'kind' in growing && grown.has(growing)) continue
-      if (growing !== undefined) grown.add(growing)
+      const home = found.value ?? found.dotted.at(-1)?.container
+      // Two insertions into one `{ … }` would both deal with its last comma; the second waits for the next round.
+      if (home !== undefined && 'kind' in home) {
+        if (grown.has(home)) continue
+        grown.add(home)
+      }
       const added = addMembers(text, sections, found, change, eol)
       if (added === undefined) takeAway(found)
       else splices.push(...added)
@@ -335,6 +327,7 @@ function splice(text: string, splices: readonly Splice[]): string {
   const pieces: string[] = []
   let done = 0
   for (const { start, end, text: piece } of splices.toSorted((a, b) => a.start - b.start || a.end - b.end)) {
+    if (start < done) continue // within what goes
     pieces.push(text.slice(done, start), piece)
     done = end
   }
@@ -516,6 +509,11 @@ function findComma(text: string, from: number, to: number): number | undefined {
   return undefined
 }
 
+function skipSpace(text: string, at: number): number {
+  while (text[at] === ' ' || text[at] === '\t') at++
+  return at
+}
+
 function startsLine(text: string, offset: number): boolean {
   return text.slice(lineStart(text, offset), offset).trim() === ''
 }
@@ -529,7 +527,10 @@ function insertItems(
 ): readonly Splice[] {
   const close = into.end - 1
   const insert = (start: number, piece: string): Splice => ({ start, end: start, text: piece })
-  const indentOf = (offset: number) => /^[ \t]*/.exec(text.slice(lineStart(text, offset), offset))?.[0] ?? ''
+  const indentOf = (offset: number) => {
+    const start = lineStart(text, offset)
+    return text.slice(start, Math.min(offset, skipSpace(text, start)))
+  }
 
   const next = into.items[at]
   if (next !== undefined) {
@@ -584,18 +585,15 @@ function removeItems(text: string, from: Container, indexes: ReadonlySet<number>
     const rest = lineBreak(text, after)
     const alone = startsLine(text, start) && rest < close && /^\s*(#.*)?$/.test(text.slice(after, rest))
     if (alone) splices.push(cut(lineStart(text, start), lineEnd(text, after)))
-    else
-      splices.push(
-        cut(start, after + (/^[ \t]*/.exec(text.slice(after))?.[0].length ?? 0) * (comma === undefined ? 0 : 1))
-      )
+    else splices.push(cut(start, comma === undefined ? end : skipSpace(text, after)))
   }
   // The comma behind the last one that stays goes, unless a comma stood at the end before.
   const last = from.items.at(-1)
   const first = from.items[kept + 1]
   if (kept >= 0 && first !== undefined && last !== undefined && findComma(text, last.end, close) === undefined) {
     const comma = findComma(text, from.items[kept]?.end ?? 0, first.start) ?? first.start
-    const blank = /^[ \t]*$/.test(text.slice(comma + 1, first.start))
-    splices.push(cut(comma, blank ? first.start : comma + 1))
+    const next = skipSpace(text, comma + 1)
+    splices.push(cut(comma, next === first.start ? next : comma + 1))
   }
   return splices
 }
@@ -651,6 +649,7 @@ function rearrange(
   const eol = eolOf(text)
   const next = before === undefined ? undefined : indexOf(tree, before)
   if (next !== undefined && out.includes(next)) throw new TypeError('entries cannot be moved before one of themselves')
+  if (new Set(out).size < out.length) throw new TypeError('an entry cannot be moved twice at once')
   const rest = entriesOf(tree).flatMap((_, index) => (out.includes(index) ? [] : [index]))
   const at = next === undefined ? rest.length : rest.indexOf(next)
 
@@ -696,13 +695,16 @@ export async function writeProgramFile(path: string, text: string): Promise<void
   try {
     const target = await resolveLinks(path)
     const old = await stat(target).catch(() => undefined) // a new file then
+    // A rename asks the folder only; a file its owner made read-only is not to be replaced.
     if (old !== undefined) await access(target, constants.W_OK)
     temporary = `${target}.tmp-${process.pid}-${randomUUID().slice(0, 8)}`
     const file = await open(temporary, 'wx', old?.mode ?? 0o666)
     try {
       await file.writeFile(text)
-      // The mask of the process may have taken from the mode it was opened with.
-      if (old !== undefined) await file.chmod(old.mode)
+      if (old !== undefined) {
+        await file.chown(old.uid, old.gid).catch(() => undefined) // only root may give a file away
+        await file.chmod(old.mode)
+      }
       await file.sync()
     } finally {
       await file.close()
