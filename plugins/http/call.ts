@@ -383,9 +383,13 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
       return this.#rest()
     }
     const problem = toProblem(error, this.#endpoint?.route.errors, this.#guard?.errors)
-    // Overload is no fault of ours, and must not fill the log with stacks.
-    if (problem.status === 503) this.#log('warn', 'a request was refused', isCoded(error) ? error.code : error)
-    else if (problem.status >= 500) this.#log('error', 'a request failed', error)
+    if (problem.status === 503 && isCoded(error)) {
+      // Overload comes in crowds: the place where it was noticed would be the same stack in each line.
+      const { code, message, detail, cause } = error
+      this.#log('warn', 'a request was refused', { code, message, detail, cause })
+    } else if (problem.status >= 500) {
+      this.#log('error', 'a request failed', error)
+    }
     this.refuse(problem)
   }
 
@@ -428,8 +432,8 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
   }
 
   #hold(): void {
-    if (this.#lease !== undefined) return
-    this.#lease = (this.#endpoint as Endpoint).contribution.lease()
+    if (this.#lease !== undefined || this.#endpoint === undefined) return
+    this.#lease = this.#endpoint.contribution.lease()
     this.#ownLease = this.#dispatcher.options.hold()
   }
 

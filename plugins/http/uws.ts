@@ -93,11 +93,13 @@ export function listenUws({ module: uws, isOlderBuild }: LoadedUws, host: string
       try {
         exchange = new UwsExchange(state, response, request)
         take(state, exchange)
-      } catch {
-        // Handlers do not throw; should one, the process must not end with it.
+      } catch (error) {
+        // Handlers do not throw. Should one, its client would wait for ever.
         if (exchange?.isOver !== true) response.close()
+        throw error
+      } finally {
+        state.corked = undefined
       }
-      state.corked = undefined
     })
     .filter((response, change) => {
       connections += change

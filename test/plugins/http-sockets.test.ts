@@ -312,8 +312,8 @@ for (const transport of transports) {
             name: 'closed',
             scheme: {},
             errors: {},
-            check: ({ header }) => {
-              throw new Error(`nobody gets in, not ${header('x-admin')}`)
+            check: () => {
+              throw new Error('nobody gets in')
             }
           })
       })
