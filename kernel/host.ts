@@ -6,7 +6,7 @@ import { CodedError, isCoded, messageOf } from './errors.ts'
 import type { Target } from './generation.ts'
 import { Kernel } from './kernel.ts'
 import { type Logger, silentLogger } from './log.ts'
-import { isGroup, planSteps, type Step } from './plan.ts'
+import { planSteps, type Step } from './plan.ts'
 import { definePlugin, type Plugin } from './plugin.ts'
 import {
   checkPlugins,
@@ -19,6 +19,7 @@ import {
   resolveConfig
 } from './program.ts'
 import { type Issue, renderIssues } from './schema.ts'
+import { isGroup } from './tree.ts'
 
 export interface HostOptions {
   /** Path of the program file, or the program itself as data; then nothing is written anywhere. */
