@@ -1,22 +1,20 @@
 import { type Awaitable, CodedError, type Issue, isCoded, type Lease } from '../../kernel/index.ts'
+import type { AbortWatcher } from './aborts.ts'
 import type { Dispatcher } from './dispatcher.ts'
+import { type AnswerKind, Head } from './heads.ts'
 import { parseJson } from './json.ts'
 import { codeOf, messageFor, toProblem } from './problems.ts'
 import { parseQuery, type Query } from './query.ts'
 import type { Endpoint } from './router.ts'
 import { BytesFeed, EventFeed, type Feed, Outlet } from './stream.ts'
 import type { BodyReader, Exchange, ExchangeListener } from './transport.ts'
-import type { Guard, Headers, Principal, Problem, Reply, Request } from './types.ts'
+import type { Guard, Principal, Problem, Reply, Request } from './types.ts'
 
 const nobody: Principal = Object.freeze({ kind: 'anonymous', id: '' })
 const noBytes = new Uint8Array(0)
 const saneId = /^[\x21-\x7e]{1,128}$/
 const jsonType = /^application\/(?:[\w!#$&^.+-]+\+)?json[ \t]*(?:;|$)/i
 const foreignCharset = /;[ \t]*charset[ \t]*=[ \t]*(?!"?utf-8)/i
-const headerName = /^[!#$%&'*+.^_`|~\w-]+$/
-const headerValue = /^[\t\x20-\x7e]*$/
-/** Ours to say: the transport frames the answer, and the id is the one that is in the log. */
-const ownHeaders = new Set(['connection', 'content-length', 'date', 'keep-alive', 'transfer-encoding', 'x-request-id'])
 /** A refused body of up to this size is read to its end, so that the client gets to see why; a longer one is cut. */
 const maxDiscardedBytes = 64 * 1024 * 1024
 
@@ -27,7 +25,7 @@ const maxDiscardedBytes = 64 * 1024 * 1024
  * written in the turn in which the request came. What outlives that turn holds leases on the generation of the route
  * and on the one of http, until both its work and its answer have ended.
  */
-export class Call implements Request, ExchangeListener, BodyReader {
+export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher {
   readonly id: string
   params: Readonly<Record<string, string>> = {}
   query: unknown
@@ -90,8 +88,9 @@ export class Call implements Request, ExchangeListener, BodyReader {
       if (this.#exchange.isGone) this.#controller.abort(clientGone())
       else if (!this.#exchange.isOver) {
         this.#hold()
-        this.#watch(this.#lease)
-        this.#watch(this.#ownLease)
+        const { aborts } = this.#dispatcher
+        if (this.#lease !== undefined) aborts.add(this.#lease.signal, this)
+        if (this.#ownLease !== undefined) aborts.add(this.#ownLease.signal, this)
       }
     }
     return this.#controller.signal
@@ -117,9 +116,10 @@ export class Call implements Request, ExchangeListener, BodyReader {
       if (this.method !== 'OPTIONS') {
         return this.#refuse(405, `${this.method} is not possible here`, ['allow', match.resource.allow])
       }
-      const head = ['x-request-id', this.id, 'allow', match.resource.allow]
-      options.cors.preflight(this.#exchange, head)
-      return this.#exchange.send(204, head, undefined)
+      const lines = ['allow', match.resource.allow, ...options.cors.vary]
+      const origin = this.header('origin')
+      if (origin !== undefined) options.cors.preflight(origin, lines)
+      return this.#exchange.send(204, this.id, new Head(lines), undefined)
     }
     this.#endpoint = endpoint
     this.params = match.params
@@ -264,56 +264,58 @@ export class Call implements Request, ExchangeListener, BodyReader {
     this.#endWork()
   }
 
+  /** @param more name, value, name, value, …: headers where the reply does not say otherwise */
   #answer(reply: Reply, more?: readonly string[]): void {
-    const { cors, keepAliveIntervalMs } = this.#dispatcher.options
     const exchange = this.#exchange
     if (exchange.isOver) return this.#drop(reply)
-    const head = ['x-request-id', this.id]
-    const status = reply.status ?? 200
+    let kind: AnswerKind = 'other'
     let body: string | Uint8Array | undefined = ''
     let feed: Feed | undefined
     if (isResponse(reply)) {
-      for (const [name, value] of reply.headers) if (!ownHeaders.has(name)) head.push(name, value)
       if (reply.body !== null) feed = new BytesFeed(reply.body)
-    } else {
-      if (reply.headers !== undefined) addHeaders(head, reply.headers)
-      if ('body' in reply) {
-        body = JSON.stringify(reply.body) ?? 'null'
-        addDefault(head, 'content-type', 'application/json')
-      } else if ('text' in reply) {
-        body = reply.text
-        addDefault(head, 'content-type', 'text/plain; charset=utf-8')
-      } else if ('bytes' in reply) {
-        body = reply.bytes
-        addDefault(head, 'content-type', 'application/octet-stream')
-      } else if ('events' in reply) {
-        feed = new EventFeed(reply.events)
-        addDefault(head, 'content-type', 'text/event-stream')
-        addDefault(head, 'cache-control', 'no-cache, no-transform')
-        addDefault(head, 'x-accel-buffering', 'no')
-      }
+    } else if ('body' in reply) {
+      kind = 'json'
+      body = JSON.stringify(reply.body) ?? 'null'
+    } else if ('text' in reply) {
+      kind = 'text'
+      body = reply.text
+    } else if ('bytes' in reply) {
+      kind = 'bytes'
+      body = reply.bytes
+    } else if ('events' in reply) {
+      kind = 'events'
+      feed = new EventFeed(reply.events)
     }
-    if (more !== undefined) for (let at = 0; at < more.length; at += 2) addDefault(head, more[at]!, more[at + 1]!)
-    if (this.#endpoint?.isApi === true) addDefault(head, 'cache-control', 'no-store')
-    cors.decorate(exchange, head)
+    const status = reply.status ?? 200
+    const head = this.#headOf(reply, kind, more)
     const isEmpty = status === 204 || status === 304
     if (feed === undefined) {
-      exchange.send(status, head, isEmpty ? undefined : body)
+      exchange.send(status, this.id, head, isEmpty ? undefined : body)
       this.#rest()
     } else if (isEmpty || exchange.method === 'HEAD') {
-      exchange.send(status, head, undefined)
+      exchange.send(status, this.id, head, undefined)
       this.#follow(feed)
     } else {
-      // The frames of a Response are its own: a comment of ours could fall into the middle of one.
-      this.#stream(status, head, feed, feed instanceof EventFeed ? keepAliveIntervalMs : undefined)
+      const { keepAliveIntervalMs, stallTimeoutMs } = this.#dispatcher.options
+      this.#hold()
+      this.#outlet = new Outlet(exchange.open(status, this.id, head), {
+        stallTimeoutMs,
+        // The frames of a Response are its own: a comment of ours could fall into the middle of one.
+        keepAliveIntervalMs: kind === 'events' ? keepAliveIntervalMs : undefined,
+        cut: () => exchange.cut()
+      })
+      this.#follow(feed, this.#outlet)
     }
   }
 
-  #stream(status: number, head: string[], feed: Feed, keepAliveIntervalMs: number | undefined): void {
-    const { stallTimeoutMs } = this.#dispatcher.options
-    this.#hold()
-    this.#outlet = new Outlet(this.#exchange, status, head, { stallTimeoutMs, keepAliveIntervalMs })
-    this.#follow(feed, this.#outlet)
+  #headOf(reply: Reply, kind: AnswerKind, more: readonly string[] | undefined): Head {
+    const { heads, options } = this.#dispatcher
+    const origin = this.header('origin')
+    const isApi = this.#endpoint?.isApi === true
+    if (origin === undefined && more === undefined && !isResponse(reply)) return heads.get(reply.headers, kind, isApi)
+    const lines = heads.make(reply.headers, kind, isApi, more ?? [])
+    if (origin !== undefined) options.cors.decorate(origin, lines)
+    return new Head(lines)
   }
 
   /** Lets a producer feed the outlet, or tells it at once that nobody wants to hear it; works until it has ended. */
@@ -401,7 +403,7 @@ export class Call implements Request, ExchangeListener, BodyReader {
 
   onOver(): void {
     if (this.#exchange.isGone) {
-      this.#abort(clientGone())
+      this.onAbort(clientGone())
       this.#onBody?.(undefined)
       this.#outlet?.close()
       if (this.#feed !== undefined) void this.#cancel()
@@ -419,8 +421,9 @@ export class Call implements Request, ExchangeListener, BodyReader {
     this.#lease.release()
     this.#ownLease?.release()
     if (this.#controller === undefined) return
-    this.#lease.signal.removeEventListener('abort', this)
-    this.#ownLease?.signal.removeEventListener('abort', this)
+    const { aborts } = this.#dispatcher
+    aborts.remove(this.#lease.signal, this)
+    if (this.#ownLease !== undefined) aborts.remove(this.#ownLease.signal, this)
   }
 
   #hold(): void {
@@ -429,18 +432,8 @@ export class Call implements Request, ExchangeListener, BodyReader {
     this.#ownLease = this.#dispatcher.options.hold()
   }
 
-  #watch(lease: Lease | undefined): void {
-    if (lease === undefined) return
-    if (lease.signal.aborted) this.#abort(lease.signal.reason)
-    else lease.signal.addEventListener('abort', this)
-  }
-
-  /** A generation must end: that of the route, or that of http. */
-  handleEvent(event: Event): void {
-    this.#abort((event.target as AbortSignal).reason)
-  }
-
-  #abort(reason: unknown): void {
+  /** A generation must end, that of the route or that of http; or the client has left. */
+  onAbort(reason: unknown): void {
     if (this.#controller?.signal.aborted === false) this.#controller.abort(reason)
   }
 }
@@ -460,22 +453,6 @@ function isResponse(reply: Reply): reply is Response {
 
 function isJson(type: string | undefined): boolean {
   return type !== undefined && jsonType.test(type) && !foreignCharset.test(type)
-}
-
-/** @throws TypeError for a name or value that would break the head of the answer */
-function addHeaders(head: string[], headers: Headers): void {
-  for (const [name, value] of Object.entries(headers)) {
-    const lower = name.toLowerCase()
-    if (ownHeaders.has(lower)) continue
-    if (!headerName.test(name)) throw new TypeError(`'${name}' is no name of a header`)
-    if (!headerValue.test(value)) throw new TypeError(`the value of the header '${lower}' holds what it must not`)
-    head.push(lower, value)
-  }
-}
-
-function addDefault(head: string[], name: string, value: string): void {
-  for (let at = 0; at < head.length; at += 2) if (head[at] === name) return
-  head.push(name, value)
 }
 
 /** `missing name (at user.name)`: the path only where the message does not say it all. */

@@ -1,13 +1,13 @@
-import type { Exchange } from './transport.ts'
-
 const allowedMethods = 'GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS'
 const allowedHeaders =
   'Authorization, Content-Type, Accept, Origin, X-Admin-Secret, X-Request-Id, If-None-Match, If-Match, Last-Event-ID'
 /** Beside the x-* headers of the answer, what a script may want to read. */
-const exposedHeaders = 'etag, location, retry-after'
+const exposedHeaders = 'x-request-id, etag, location, retry-after'
 
 /** Which pages of other origins may call, and read what is answered (WHATWG Fetch, "CORS protocol"). */
 export class Cors {
+  /** Lines of every head: whether the answer depends on who asks. */
+  readonly vary: readonly string[]
   readonly #isAny: boolean
   readonly #origins: ReadonlySet<string>
 
@@ -15,38 +15,35 @@ export class Cors {
   constructor(origins: readonly string[]) {
     this.#isAny = origins.includes('*')
     this.#origins = new Set(origins)
+    this.vary = this.#isAny ? [] : ['vary', 'origin']
   }
 
-  /** Adds to the head of an answer what its origin may know. */
-  decorate(exchange: Exchange, head: string[]): void {
-    if (!this.#isAny) head.push('vary', 'origin')
-    const origin = exchange.header('origin')
-    if (origin === undefined || !this.#allow(origin, head)) return
+  /** Adds to the lines of a head what a page of this origin may do with the answer. */
+  decorate(origin: string, lines: string[]): void {
+    if (!this.#allow(origin, lines)) return
     let exposed = exposedHeaders
-    for (let index = 0; index < head.length; index += 2) {
-      const name = head[index] as string
+    for (let at = 0; at < lines.length; at += 2) {
+      const name = lines[at] as string
       if (name.startsWith('x-')) exposed += `, ${name}`
     }
-    head.push('access-control-expose-headers', exposed)
+    lines.push('access-control-expose-headers', exposed)
   }
 
   /** The same for the question that browsers ask before they send anything unusual. */
-  preflight(exchange: Exchange, head: string[]): void {
-    if (!this.#isAny) head.push('vary', 'origin')
-    const origin = exchange.header('origin')
-    if (origin === undefined || !this.#allow(origin, head)) return
-    head.push('access-control-allow-methods', allowedMethods)
-    head.push('access-control-allow-headers', allowedHeaders)
-    head.push('access-control-max-age', '600')
+  preflight(origin: string, lines: string[]): void {
+    if (!this.#allow(origin, lines)) return
+    lines.push('access-control-allow-methods', allowedMethods)
+    lines.push('access-control-allow-headers', allowedHeaders)
+    lines.push('access-control-max-age', '600')
   }
 
-  #allow(origin: string, head: string[]): boolean {
+  #allow(origin: string, lines: string[]): boolean {
     if (this.#isAny) {
-      head.push('access-control-allow-origin', '*')
+      lines.push('access-control-allow-origin', '*')
       return true
     }
     if (!this.#origins.has(origin)) return false
-    head.push('access-control-allow-origin', origin, 'access-control-allow-credentials', 'true')
+    lines.push('access-control-allow-origin', origin, 'access-control-allow-credentials', 'true')
     return true
   }
 }

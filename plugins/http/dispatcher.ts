@@ -1,6 +1,8 @@
 import { CodedError, type Contribution, type Lease, type Logger } from '../../kernel/index.ts'
+import { Aborts } from './aborts.ts'
 import { Call } from './call.ts'
 import type { Cors } from './cors.ts'
+import { Heads } from './heads.ts'
 import { LocalExchange } from './local.ts'
 import { type RouteChecks, RouteTable } from './router.ts'
 import type { Exchange, Handler } from './transport.ts'
@@ -24,11 +26,14 @@ export interface DispatcherOptions {
 /** Where requests of every transport come together: the routes and guards that are there now, and how to answer. */
 export class Dispatcher implements Handler {
   readonly options: DispatcherOptions
+  readonly aborts = new Aborts()
+  readonly heads: Heads
   table: RouteTable
   guards: ReadonlyMap<string, Contribution<Guard>> = new Map()
 
   constructor(options: DispatcherOptions) {
     this.options = options
+    this.heads = new Heads(options.cors)
     this.table = this.tableOf([])
   }
 

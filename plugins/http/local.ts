@@ -1,4 +1,5 @@
-import { type BodyReader, Exchange, type Sink, type SinkListener } from './transport.ts'
+import type { Head } from './heads.ts'
+import { type BodyReader, Exchange, type Sink } from './transport.ts'
 import type { DispatchReply, DispatchRequest } from './types.ts'
 
 /** A request made in process: the same way through everything but a socket. */
@@ -39,12 +40,12 @@ export class LocalExchange extends Exchange {
     else reader.onBody(this.#body)
   }
 
-  send(status: number, head: readonly string[], body: string | Uint8Array | undefined): void {
+  send(status: number, id: string, head: Head, body: string | Uint8Array | undefined): void {
     this.isOver = true
-    this.#settle(toReply(status, head, this.method === 'HEAD' ? '' : (body ?? '')))
+    this.#settle(toReply(status, ['x-request-id', id, ...head.lines], this.method === 'HEAD' ? '' : (body ?? '')))
   }
 
-  open(status: number, head: readonly string[], _listener: SinkListener): Sink {
+  open(status: number, id: string, head: Head): Sink {
     const pieces: Buffer[] = []
     return {
       write: (piece) => {
@@ -54,9 +55,11 @@ export class LocalExchange extends Exchange {
       end: (piece) => {
         if (this.isOver) return
         pieces.push(Buffer.from(piece as Uint8Array))
-        this.send(status, head, Buffer.concat(pieces))
+        this.send(status, id, head, Buffer.concat(pieces))
         this.listener?.onOver()
-      }
+      },
+      // There is always room.
+      onWritable: () => {}
     }
   }
 

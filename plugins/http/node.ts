@@ -1,5 +1,6 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
+import type { Head } from './heads.ts'
 import {
   type BodyReader,
   Exchange,
@@ -7,8 +8,7 @@ import {
   notReady,
   type Server,
   type ServerLimits,
-  type Sink,
-  type SinkListener
+  type Sink
 } from './transport.ts'
 
 /** The times are as close as can be to what uWebSockets.js has built in. */
@@ -132,13 +132,13 @@ class NodeExchange extends Exchange {
     })
   }
 
-  send(status: number, head: readonly string[], body: string | Uint8Array | undefined): void {
+  send(status: number, id: string, head: Head, body: string | Uint8Array | undefined): void {
     if (this.isOver) return
     if (body === undefined) {
-      this.#writeHead(status, head)
+      this.#writeHead(status, id, head)
     } else {
       const size = typeof body === 'string' ? Buffer.byteLength(body) : body.length
-      this.#writeHead(status, [...head, 'content-length', String(size)])
+      this.#writeHead(status, id, head, size)
       if (size > pieceBytes && this.method !== 'HEAD') {
         return this.#sendPieces(typeof body === 'string' ? Buffer.from(body) : body, 0)
       }
@@ -152,9 +152,11 @@ class NodeExchange extends Exchange {
     this.#response.end(last)
   }
 
-  #writeHead(status: number, head: readonly string[]): void {
+  #writeHead(status: number, id: string, head: Head, size?: number): void {
     if (this.isLast || this.#state.isDraining) this.#response.shouldKeepAlive = false
-    this.#response.writeHead(status, head as string[])
+    const lines = ['x-request-id', id, ...head.lines]
+    if (size !== undefined) lines.push('content-length', String(size))
+    this.#response.writeHead(status, lines)
   }
 
   #sendPieces(bytes: Uint8Array, from: number): void {
@@ -167,11 +169,10 @@ class NodeExchange extends Exchange {
     else this.#response.once('drain', () => this.#sendPieces(bytes, next))
   }
 
-  open(status: number, head: readonly string[], listener: SinkListener): Sink {
+  open(status: number, id: string, head: Head): Sink {
     const response = this.#response
-    response.on('drain', () => listener.onWritable())
     const begin = () => {
-      if (!response.headersSent) this.#writeHead(status, head)
+      if (!response.headersSent) this.#writeHead(status, id, head)
     }
     return {
       write: (piece) => {
@@ -182,7 +183,8 @@ class NodeExchange extends Exchange {
         begin()
         this.#end(piece)
         this.listener?.onOver()
-      }
+      },
+      onWritable: (listener) => void response.on('drain', listener)
     }
   }
 

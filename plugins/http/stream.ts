@@ -1,5 +1,5 @@
 import { toJsonLine } from './json.ts'
-import type { Exchange, Sink, SinkListener } from './transport.ts'
+import type { Sink } from './transport.ts'
 import type { StreamEvent } from './types.ts'
 
 /** Text that may wait for the socket before the producer is asked for more. */
@@ -8,6 +8,8 @@ const highWater = 65_536
 export interface OutletOptions {
   /** How long the client may leave what was sent unread before it is cut off. */
   readonly stallTimeoutMs: number
+  /** Ends the connection of such a client. */
+  readonly cut: () => void
   /** For server-sent events: a comment goes out at once if nothing else does, and after each such time of silence. */
   readonly keepAliveIntervalMs: number | undefined
 }
@@ -18,11 +20,10 @@ const comment = ':\n\n'
  * The sending end of a stream. It gathers what comes within one turn of the event loop into one write, and tells the
  * producer to wait while the socket is full, so what is held is bounded by one batch.
  */
-export class Outlet implements SinkListener {
-  readonly #exchange: Exchange
+export class Outlet {
   readonly #sink: Sink
   readonly #options: OutletOptions
-  #pending: string | Uint8Array
+  #pending: string | Uint8Array = ''
   #isOpen = true
   #isBlocked = false
   #isEnding = false
@@ -33,11 +34,14 @@ export class Outlet implements SinkListener {
   #wake: (() => void) | undefined
   #room: Promise<void> | undefined
 
-  constructor(exchange: Exchange, status: number, head: readonly string[], options: OutletOptions) {
-    this.#exchange = exchange
+  constructor(sink: Sink, options: OutletOptions) {
+    this.#sink = sink
     this.#options = options
-    this.#sink = exchange.open(status, head, this)
-    this.#pending = ''
+    sink.onWritable(() => {
+      this.#isBlocked = false
+      clearTimeout(this.#stall)
+      this.#flush()
+    })
     if (options.keepAliveIntervalMs !== undefined) {
       this.#keepAlive = setInterval(() => this.#comment(), options.keepAliveIntervalMs)
       this.#schedule()
@@ -88,12 +92,6 @@ export class Outlet implements SinkListener {
     this.#release()
   }
 
-  onWritable(): void {
-    this.#isBlocked = false
-    clearTimeout(this.#stall)
-    this.#flush()
-  }
-
   #schedule(): void {
     if (this.#isScheduled) return
     this.#isScheduled = true
@@ -119,7 +117,7 @@ export class Outlet implements SinkListener {
       this.#keepAlive?.refresh()
       if (!this.#sink.write(piece)) {
         this.#isBlocked = true
-        this.#stall = setTimeout(() => this.#exchange.cut(), this.#options.stallTimeoutMs)
+        this.#stall = setTimeout(this.#options.cut, this.#options.stallTimeoutMs)
         return
       }
     }

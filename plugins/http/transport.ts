@@ -1,3 +1,5 @@
+import { Head } from './heads.ts'
+
 /** Told of the end of an exchange that did not come within {@link Exchange.send}. */
 export interface ExchangeListener {
   /** The answer is out, or the client has left ({@link Exchange.isGone}). Called once, and only after `isOver` is set. */
@@ -11,20 +13,17 @@ export interface BodyReader {
   onTooLarge(): void
 }
 
-export interface SinkListener {
-  /** All that was written has been taken; the next write is welcome. */
-  onWritable(): void
-}
-
 /**
  * An answer that is sent piece by piece. At most one `write` or `end` in one turn of the event loop: the older build of
  * uWebSockets.js damages the framing of several writes that it corks together while the socket is full.
  */
 export interface Sink {
-  /** @returns whether more may come now; if not, wait for {@link SinkListener.onWritable}. The piece is taken either way */
+  /** @returns whether more may come now; if not, wait for {@link onWritable}. The piece is taken either way */
   write(piece: string | Uint8Array): boolean
   /** The last piece (may be empty). */
   end(piece: string | Uint8Array): void
+  /** Calls `listener` whenever all that was written has been taken. */
+  onWritable(listener: () => void): void
 }
 
 const methods = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'])
@@ -64,13 +63,13 @@ export abstract class Exchange {
   /** Must be called in the turn in which the request came. Exactly one of the reader's methods is called, or none if the client leaves. */
   abstract readBody(maxBytes: number, reader: BodyReader): void
   /**
-   * Answers. `head` is name, value, name, value, …, without the framing headers, which belong to the transport. A body
-   * of `undefined` has no length either: for 204, 304, and HEAD on what would be a stream. The exchange is over when it
-   * returns, or, while a large body is still on its way, when {@link ExchangeListener.onOver} is called.
+   * Answers. The transport adds the id and the framing. A body of `undefined` has no length either: for 204, 304, and
+   * HEAD on what would be a stream. The exchange is over when it returns, or, while a large body is still on its way,
+   * when {@link ExchangeListener.onOver} is called.
    */
-  abstract send(status: number, head: readonly string[], body: string | Uint8Array | undefined): void
+  abstract send(status: number, id: string, head: Head, body: string | Uint8Array | undefined): void
   /** Answers piece by piece. Nothing is sent before the first piece. */
-  abstract open(status: number, head: readonly string[], listener: SinkListener): Sink
+  abstract open(status: number, id: string, head: Head): Sink
   /** Ends the connection at once, so that the client cannot take the answer for whole. */
   abstract cut(): void
 
@@ -78,7 +77,9 @@ export abstract class Exchange {
     const { headers } = this
     let found: string | undefined
     for (let index = 0; index < headers.length; index += 2) {
-      if (headers[index] !== name) continue
+      const candidate = headers[index] as string
+      // Most differ in length, which is seen at once.
+      if (candidate.length !== name.length || candidate !== name) continue
       const value = headers[index + 1] as string
       found = found === undefined ? value : `${found}, ${value}`
     }
@@ -158,6 +159,6 @@ export interface Server {
 
 /** Stands in until a server has been pointed at a dispatcher. */
 export const notReady: Handler = {
-  handle: (exchange) => exchange.send(503, ['retry-after', '1'], ''),
-  refuse: (exchange, status) => exchange.send(status, [], '')
+  handle: (exchange) => exchange.send(503, '-', new Head(['retry-after', '1']), ''),
+  refuse: (exchange, status) => exchange.send(status, '-', new Head([]), '')
 }

@@ -1,4 +1,5 @@
 import { CodedError, messageOf } from '../../kernel/index.ts'
+import type { Head } from './heads.ts'
 import { statusText } from './problems.ts'
 import {
   type BodyReader,
@@ -7,8 +8,7 @@ import {
   notReady,
   type Server,
   type ServerLimits,
-  type Sink,
-  type SinkListener
+  type Sink
 } from './transport.ts'
 
 /** The part of uWebSockets.js used here, so that the project compiles where the package is missing. */
@@ -205,24 +205,25 @@ class UwsExchange extends Exchange {
     })
   }
 
-  send(status: number, head: readonly string[], body: string | Uint8Array | undefined): void {
+  send(status: number, id: string, head: Head, body: string | Uint8Array | undefined): void {
     if (this.isOver) return
-    if (this.#state.corked === this) this.#write(status, head, body)
-    else this.#response.cork(() => this.#write(status, head, body))
+    const text = toHead(status, id, head)
+    if (this.#state.corked === this) this.#write(text, body)
+    else this.#response.cork(() => this.#write(text, body))
   }
 
-  #write(status: number, head: readonly string[], body: string | Uint8Array | undefined): void {
+  #write(head: string, body: string | Uint8Array | undefined): void {
     const response = this.#response
     const isLast = this.isLast || this.#state.isDraining
     if (body === undefined) {
       // With arguments this call invents a length; without, it cannot close: the client is asked to.
-      response.writeStatus(toHead(status, isLast ? [...head, 'connection', 'close'] : head)).endWithoutBody()
+      response.writeStatus(isLast ? head + connectionClose : head).endWithoutBody()
     } else if (this.method === 'HEAD') {
       const size = typeof body === 'string' ? Buffer.byteLength(body) : body.length
-      if (isLast) response.writeStatus(toHead(status, head)).end('', true)
-      else response.writeStatus(`${toHead(status, head)}\r\ncontent-length: ${size}`).endWithoutBody()
+      if (isLast) response.writeStatus(head).end('', true)
+      else response.writeStatus(`${head}\r\ncontent-length: ${size}`).endWithoutBody()
     } else if (body.length > corkBytes) {
-      response.writeStatus(toHead(status, isLast ? [...head, 'connection', 'close'] : head))
+      response.writeStatus(isLast ? head + connectionClose : head)
       const bytes = typeof body === 'string' ? Buffer.from(body) : body
       const send = (offset: number) => {
         const [isTaken, isDone] = response.tryEnd(bytes.subarray(offset), bytes.length)
@@ -237,22 +238,18 @@ class UwsExchange extends Exchange {
       send(0)
       return
     } else {
-      response.writeStatus(toHead(status, head)).end(this.#state.toPiece(body), isLast)
+      response.writeStatus(head).end(this.#state.toPiece(body), isLast)
     }
     this.isOver = true
   }
 
-  open(status: number, head: readonly string[], listener: SinkListener): Sink {
+  open(status: number, id: string, head: Head): Sink {
     const response = this.#response
     let hasBegun = false
     const begin = () => {
-      if (!hasBegun) response.writeStatus(toHead(status, head))
+      if (!hasBegun) response.writeStatus(toHead(status, id, head))
       hasBegun = true
     }
-    response.onWritable(() => {
-      listener.onWritable()
-      return true
-    })
     const { toPiece } = this.#state
     return {
       write: (piece) => {
@@ -271,6 +268,12 @@ class UwsExchange extends Exchange {
         })
         this.isOver = true
         this.listener?.onOver()
+      },
+      onWritable(listener) {
+        response.onWritable(() => {
+          listener()
+          return true
+        })
       }
     }
   }
@@ -288,14 +291,14 @@ class UwsExchange extends Exchange {
   }
 }
 
+const connectionClose = '\r\nconnection: close'
+
 /**
  * Status line and headers in one text: each call into the library costs a quarter of a microsecond, as much as all of
  * routing. Names and values were checked where they came in; none holds CR or LF.
  */
-function toHead(status: number, head: readonly string[]): string {
-  let text = statusText(status)
-  for (let index = 0; index < head.length; index += 2) text += `\r\n${head[index]}: ${head[index + 1]}`
-  return text
+function toHead(status: number, id: string, head: Head): string {
+  return `${statusText(status)}\r\nx-request-id: ${id}${head.text}`
 }
 
 /** The newer build sends a string that fits into one byte a character as just that, Latin-1. */
