@@ -12,6 +12,8 @@ export type Step =
       readonly id: string
       readonly from: Entry
       readonly to: Entry
+      /** The fiber counts as a new one afterwards. */
+      readonly renew?: true
     }
 
 /** The scope of an entry among others; the plan compares what comes out, so that only what matters counts. */
