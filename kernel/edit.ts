@@ -49,10 +49,11 @@ export function editProgram(text: string, edits: readonly ProgramEdit[]): string
   let edited = text
   try {
     for (const edit of edits) {
-      edited = editText(edited, tree, edit)
-      tree = editTree(tree, edit)
+      const wanted = editTree(tree, edit)
+      if (!isSame(tree, wanted)) edited = editText(edited, tree, edit)
+      tree = wanted
     }
-    assertSame(parseToml(edited), tree)
+    if (!isSame(parseToml(edited), tree)) throw new TypeError('the result does not read as wanted')
   } catch (error) {
     if (isCoded(error)) throw error
     throw new CodedError('PROGRAM_EDIT_FAILED', `the program file cannot be changed so: ${messageOf(error)}`, {
@@ -70,8 +71,11 @@ export function setIn(text: string, path: Path, value: unknown): string {
   return patch(text, path, toWritable(value, path.length), eolOf(text))
 }
 
+/** Each round settles all changes of one kind; a few kinds of nesting need more than three. */
+const maxRounds = 1_000
+
 function patch(text: string, path: Path, value: unknown, eol: string): string {
-  for (;;) {
+  for (let round = 0; ; round++) {
     const changes = diff(lookUp(parseToml(text), path), value, path)
     // What goes first makes room: a table that turns into a number leaves, then the number comes.
     const step = (['remove', 'replace', 'add'] as const).find((kind) => changes.some((change) => change.kind === kind))
@@ -81,7 +85,7 @@ function patch(text: string, path: Path, value: unknown, eol: string): string {
       changes.filter(({ kind }) => kind === step),
       eol
     )
-    if (changed === text) throw new TypeError(`there is no way to write ${path.join('.')}`)
+    if (changed === text || round === maxRounds) throw new TypeError(`there is no way to write ${path.join('.')}`)
     text = changed
   }
 }
@@ -92,8 +96,10 @@ function eolOf(text: string): string {
 
 // What is wanted, as data.
 
+/** @throws CodedError `PROGRAM_NO_ENTRY` */
 function editTree(tree: Tree, edit: ProgramEdit): Tree {
   const entries = entriesOf(tree)
+  for (const id of namedIds(edit)) indexOf(tree, id)
   const wanted = (): readonly Tree[] => {
     switch (edit.op) {
       case 'set-config':
@@ -119,19 +125,24 @@ function editTree(tree: Tree, edit: ProgramEdit): Tree {
   return { ...tree, entry: wanted() }
 }
 
-/** @throws CodedError `PROGRAM_EDIT_FAILED` */
-function assertSame(found: Tree, wanted: Tree): void {
-  const plain = (tree: Tree) => ({
+function namedIds(edit: ProgramEdit): readonly string[] {
+  const before = 'before' in edit && edit.before !== undefined ? [edit.before] : []
+  if (edit.op === 'insert') return before
+  if (edit.op === 'move') return [...edit.ids, ...before]
+  return edit.op === 'rename' ? edit.ids.map(([old]) => old) : [edit.id]
+}
+
+function isSame(a: Tree, b: Tree): boolean {
+  const whole = (tree: Tree) => ({
     ...tree,
-    // What an entry leaves out has these values; so has what a change takes away from it.
+    // What an entry leaves out has these values.
     entry: entriesOf(tree).map((entry) => ({
       ...entry,
       config: entry['config'] ?? {},
       disabled: entry['disabled'] ?? false
     }))
   })
-  if (isEqual(plain(found), plain(wanted))) return
-  throw new CodedError('PROGRAM_EDIT_FAILED', 'the changed program file does not read as wanted; nothing was written')
+  return isEqual(whole(a), whole(b))
 }
 
 function entriesOf(tree: Tree): readonly Tree[] {
@@ -324,17 +335,19 @@ function applyChanges(text: string, changes: readonly Change[], eol: string): st
     }
   }
   for (const [container, indexes] of gone) splices.push(...removeItems(text, container, indexes))
-  splices.push(...removeSections(text, sections, goneSections))
+  splices.push(...removeSections(text, sections, goneSections, eol))
   return splice(text, splices)
 }
 
 function splice(text: string, splices: readonly Splice[]): string {
-  let result = text
-  // From the end; where two begin at one place, the one that takes text away comes first.
-  for (const { start, end, text: piece } of splices.toSorted((a, b) => b.start - a.start || b.end - a.end)) {
-    result = result.slice(0, start) + piece + result.slice(end)
+  // What comes in at one place comes in the order of the list, and before what goes there.
+  const pieces: string[] = []
+  let done = 0
+  for (const { start, end, text: piece } of splices.toSorted((a, b) => a.start - b.start || a.end - b.end)) {
+    pieces.push(text.slice(done, start), piece)
+    done = end
   }
-  return result
+  return pieces.join('') + text.slice(done)
 }
 
 /** @returns `undefined` when the array must be written anew to hold them */
@@ -376,13 +389,15 @@ function addMembers(
     return [insertBlocks(text, blockOf(child)?.start, [[`[${name}]`, ...pairs, ''].join(eol)], eol)]
   }
   if (!members.every(([, item]) => isTable(item))) return undefined
-  const elements = members.map(([, item]) => toLines(`[[${name}]]`, item as Tree, eol))
+  const indent = text.slice(lineStart(text, child.start), child.start)
+  const elements = members.map(([, item]) => toLines(`[[${name}]]`, item as Tree, eol, indent))
   const next = blockOf(children.find(({ path }) => path.length === parent.length + 1 && path[parent.length] === at))
   return [insertBlocks(text, next?.start, elements, eol, blockOf(children.at(-1))?.end)]
 }
 
-function toLines(header: string, table: Tree, eol: string): string {
-  return [header, ...Object.entries(table).map(([key, item]) => renderPair(key, item)), ''].join(eol)
+function toLines(header: string, table: Tree, eol: string, indent = ''): string {
+  const lines = [header, ...Object.entries(table).map(([key, item]) => renderPair(key, item))]
+  return lines.map((line) => indent + line + eol).join('')
 }
 
 // Lines of sections.
@@ -392,7 +407,8 @@ function contentStart(text: string): number {
 }
 
 function lineStart(text: string, offset: number): number {
-  return Math.max(contentStart(text), text.lastIndexOf('\n', offset - 1) + 1)
+  const before = offset > 0 ? text.lastIndexOf('\n', offset - 1) : -1
+  return Math.max(contentStart(text), before + 1)
 }
 
 /** Where the next line begins. */
@@ -442,7 +458,12 @@ function insertBlocks(
   eol: string,
   end = text.length
 ): Splice {
-  if (next !== undefined) return { start: next, end: next, text: blocks.map((block) => block + eol).join('') }
+  if (next !== undefined) {
+    const piece = blocks.map((block) => block + eol).join('')
+    // A comment that comes to the top must not look like the head of the file.
+    const top = next === contentStart(text) && piece.startsWith('#')
+    return { start: next, end: next, text: top ? eol + piece : piece }
+  }
   const before = text.slice(contentStart(text), end)
   const gap = before === '' || /\n[ \t\r]*\n$/.test(before) ? '' : before.endsWith('\n') ? eol : eol + eol
   const after = end < text.length && lineAt(text, end) !== '' ? eol : ''
@@ -450,7 +471,7 @@ function insertBlocks(
 }
 
 /** Takes blocks away, each with the blank lines below it (above it, at the end of the text). */
-function cutBlocks(text: string, blocks: readonly Span[]): readonly Splice[] {
+function cutBlocks(text: string, blocks: readonly Span[], eol: string): readonly Splice[] {
   const skipBlank = (at: number) => {
     while (at < text.length && lineAt(text, at) === '') at = lineEnd(text, at)
     return at
@@ -465,16 +486,20 @@ function cutBlocks(text: string, blocks: readonly Span[]): readonly Splice[] {
     while (end === text.length && start > contentStart(text) && lineAt(text, lineStart(text, start - 1)) === '') {
       start = lineStart(text, start - 1)
     }
-    return { start, end, text: '' }
+    const top = start === contentStart(text) && text[end] === '#'
+    return { start, end, text: top ? eol : '' }
   })
 }
 
-function removeSections(text: string, sections: readonly Section[], gone: ReadonlySet<Section>): readonly Splice[] {
+function removeSections(
+  text: string,
+  sections: readonly Section[],
+  gone: ReadonlySet<Section>,
+  eol: string
+): readonly Splice[] {
   if (gone.size === 0) return []
-  return cutBlocks(
-    text,
-    runsOf(blocksOf(text, sections), (index) => gone.has(sections[index] as Section))
-  )
+  const runs = runsOf(blocksOf(text, sections), (index) => gone.has(sections[index] as Section))
+  return cutBlocks(text, runs, eol)
 }
 
 /** Neighbouring blocks as one, with what is between them. */
@@ -493,8 +518,11 @@ function runsOf(blocks: readonly Span[], isMine: (index: number) => boolean): re
 
 /** The first comma between two offsets that is in no comment. */
 function findComma(text: string, from: number, to: number): number | undefined {
-  const match = /^(?:[^,#]|#[^\n]*)*,/.exec(text.slice(from, to))
-  return match === null ? undefined : from + match[0].length - 1
+  for (let at = from; at < to; at++) {
+    if (text[at] === ',') return at
+    if (text[at] === '#') at = lineBreak(text, at)
+  }
+  return undefined
 }
 
 function startsLine(text: string, offset: number): boolean {
@@ -657,10 +685,10 @@ function rearrange(
       .join(eol)
   )
   const pieces = fresh?.map((entry) => toLines('[[entry]]', toTable(entry), eol)) ?? moved
-  if (pieces.length === 0) return splice(text, cutBlocks(text, cuts))
+  if (pieces.length === 0) return splice(text, cutBlocks(text, cuts, eol))
   const end = rest.length > 0 ? runs(rest.at(-1) as number).at(-1)?.end : undefined
   const start = next === undefined ? undefined : runs(next)[0]?.start
-  return splice(text, [...cutBlocks(text, cuts), insertBlocks(text, start, pieces, eol, end)])
+  return splice(text, [...cutBlocks(text, cuts, eol), insertBlocks(text, start, pieces, eol, end)])
 }
 
 function toBlock(text: string, eol: string): string {

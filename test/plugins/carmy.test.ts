@@ -290,6 +290,11 @@ for (const transport of ['node', 'uws']) {
       for (const type of ['application/json; charset=utf-8', 'application/vnd.fix+json']) {
         t.match(await post(sound, { 'content-type': type }), { status: 200 }, `case 37: ${type}`)
       }
+      t.match(
+        await post('{"tool":"wipe","tool":"peek"}'),
+        { status: 200 },
+        'of a member given twice the last one counts'
+      )
       t.equal(world.count('wipe'), 0)
     })
 

@@ -9,7 +9,9 @@ import clockPlugin from '../../plugins/clock/index.ts'
 import { clock } from '../../plugins/clock/tool.ts'
 import tools from '../../plugins/tools/index.ts'
 import { canonicalJson, toExactJson } from '../../plugins/tools/json.ts'
+import { AbortFan } from '../../plugins/tools/abort-fan.ts'
 import { fingerprintOf } from '../../plugins/tools/once.ts'
+import { enterTurn, leaveTurn, quitTurn, type Turns } from '../../plugins/tools/turns.ts'
 import type { ExecuteRequest, Execution, ExecutionEvent, Tool } from '../../plugins/tools/types.ts'
 import { FaultyStore } from '../fakes/faulty-store.ts'
 import { fixtureTools, toolOf, toolsPlugin, World } from '../fixtures/carmy-tools.ts'
@@ -677,6 +679,45 @@ t.test('the pipeline', async (t) => {
     t.notOk(world.runs.includes('serial 2'))
   })
 
+  t.test('passes the turn on where the next caller leaves in the very moment it comes', async (t) => {
+    const { run, world } = await startTools(t)
+    const controller = new AbortController()
+    const leave = ({ event }: ExecutionEvent): void => {
+      if (event === 'tool.completed') controller.abort()
+    }
+    const first = run('serial', { gate: '1' }, { listener: leave })
+    const second = run('serial', { gate: '2' }, { signal: controller.signal })
+    world.open('3')
+    world.open('1')
+
+    t.equal(outcome(await first), 'completed')
+    t.equal(outcome(await second), 'CANCELLED')
+    t.equal(outcome(await run('serial', { gate: '3' })), 'completed')
+    t.notOk(world.runs.includes('serial 2'))
+  })
+
+  t.test('keeps nothing of callers that have stopped waiting', async (t) => {
+    const turns: Turns = new Map()
+    const waiting = { takeTurn() {} }
+    t.equal(enterTurn(turns, 'x', waiting), true)
+    t.equal(enterTurn(turns, 'x', waiting), false)
+    quitTurn(turns, 'x', waiting)
+    t.equal(turns.get('x')?.size, 0)
+    leaveTurn(turns, 'x')
+    t.equal(turns.size, 0)
+
+    const fan = new AbortFan()
+    const controller = new AbortController()
+    const told: unknown[] = []
+    const listener = { onAbort: (reason: unknown) => told.push(reason) }
+    fan.add(controller.signal, listener)
+    fan.remove(controller.signal, listener)
+    controller.abort('now')
+    t.strictSame(told, [])
+    fan.add(controller.signal, listener)
+    t.strictSame(told, ['now'], 'one that has fired tells at once')
+  })
+
   t.test('serves thousands of calls at once without a warning about listeners', async (t) => {
     const { run, world } = await startTools(t)
     const warnings: Error[] = []
@@ -930,10 +971,40 @@ t.test('a request id', async (t) => {
     t.equal(world.count('watch'), 1)
   })
 
-  t.test('is remembered across a restart', async (t) => {
+  t.test('that was settled by somebody else while its tool ran is left as they settled it', async (t) => {
+    const { run, world, services } = await startTools(t)
+    const key = ['user:ann', 0, 'taken']
+    const store = services('store')
+    for (const [gate, other] of [
+      ['freed', undefined],
+      ['taken over', { state: 'reserved', execution_id: 'another', fingerprint: 'x' }]
+    ] as const) {
+      const running = run('sleep', { gate }, { requestId: 'taken' })
+      await world.until(`sleep ${gate}`)
+      await store.atomically((tx) => {
+        if (other === undefined) tx.remove('tool_executions', key)
+        else tx.put('tool_executions', key, other)
+      })
+      world.open(gate)
+
+      const { response } = await running
+
+      t.match(response.error, { code: 'IDEMPOTENCY_CONFLICT', category: 'conflict' }, gate)
+      t.strictSame((await store.get('tool_executions', key))?.value, other)
+    }
+  })
+
+  t.test('is remembered across a restart, and so is one that was caught in the act', async (t) => {
     const dataFolder = t.testdir()
     const before = await startTools(t, fixtureTools, { dataFolder })
     const first = await before.run('count', { k: 'a' }, { requestId: 'kept' })
+    // What a process that is killed leaves behind: the reservation, and nothing after it.
+    const running = before.run('sleep', { gate: 'act' }, { requestId: 'caught' })
+    await before.world.until('sleep act')
+    const { value } = (await before.services('store').get('tool_executions', ['user:ann', 0, 'caught'])) ?? {}
+    before.world.open('act')
+    await running
+    await before.services('store').atomically((tx) => tx.put('tool_executions', ['user:ann', 0, 'caught'], value))
     await before.kernel.stop()
 
     const { run, world } = await startTools(t, fixtureTools, { dataFolder })
@@ -941,8 +1012,10 @@ t.test('a request id', async (t) => {
 
     t.equal(again.text, first.text)
     t.equal(again.replayed, true)
-    t.strictSame(world.runs, [])
     t.equal(outcome(await run('count', { k: 'b' }, { requestId: 'kept' })), 'IDEMPOTENCY_CONFLICT')
+    t.equal(outcome(await run('sleep', { gate: 'act' }, { requestId: 'caught' })), 'EXECUTION_UNCERTAIN')
+    t.equal(outcome(await run('sleep', { gate: 'x' }, { requestId: 'caught' })), 'IDEMPOTENCY_CONFLICT')
+    t.strictSame(world.runs, [])
   })
 })
 
@@ -995,6 +1068,23 @@ t.test('a store that fails', async (t) => {
       t.equal(outcome(await run(tool, input, { requestId: 'a' })), 'EXECUTION_UNCERTAIN')
       t.equal(world.count(tool), 1)
     }
+  })
+
+  t.test('or is slow keeps the generation of a tool from ending before it has run', async (t) => {
+    const { store, run, kernel } = await startFaulty(t)
+    let sync = (): void => {}
+    store.disk = new Promise((resolve) => {
+      sync = resolve
+    })
+    const committed = store.committed()
+    const call = run('count', { k: 'a' }, { requestId: 'a' })
+    await committed
+
+    await kernel.update('fixture', {})
+
+    t.equal(kernel.fibers().find((fiber) => fiber.entry === 'fixture')?.draining, 1)
+    sync()
+    t.equal(outcome(await call), 'completed')
   })
 
   t.test('does not give an answer again before it is on disk', async (t) => {
