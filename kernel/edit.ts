@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { access, constants, open, readlink, realpath, rename, rm, stat } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { CodedError, isCoded, messageOf } from './errors.ts'
-import type { Entry, JsonObject } from './program.ts'
+import { type Entry, type JsonObject, programOf } from './program.ts'
 import {
   type Inline,
   isArray,
@@ -25,6 +25,13 @@ import {
 export type ProgramEdit =
   | { readonly op: 'set-config'; readonly id: string; readonly config: JsonObject }
   | { readonly op: 'set-disabled'; readonly id: string; readonly disabled: boolean }
+  /** Another member of the entry; `undefined` takes it away. */
+  | {
+      readonly op: 'set'
+      readonly id: string
+      readonly key: 'plugin' | 'isolate' | 'intercept' | 'position'
+      readonly value: unknown
+    }
   | { readonly op: 'insert'; readonly entry: Entry; readonly before?: string }
   | { readonly op: 'remove'; readonly id: string }
   /** All at once, so that two entries may swap their ids. */
@@ -61,6 +68,16 @@ export function editProgram(text: string, edits: readonly ProgramEdit[]): string
     })
   }
   return edited
+}
+
+/**
+ * The entries with the edits made, for a program that has no text.
+ * @throws CodedError `PROGRAM_NO_ENTRY`
+ */
+export function editEntries(entries: readonly Entry[], edits: readonly ProgramEdit[]): readonly Entry[] {
+  const tree: Tree = { entry: entries.map((entry) => ({ ...entry })) }
+  const wanted = edits.reduce((at, edit) => editTree(at, edit), tree)
+  return programOf({ entries: wanted['entry'] as readonly Entry[] }).entries
 }
 
 /**
@@ -106,6 +123,12 @@ function editTree(tree: Tree, edit: ProgramEdit): Tree {
         return entries.map((entry) => (entry['id'] === edit.id ? { ...entry, config: edit.config } : entry))
       case 'set-disabled':
         return entries.map((entry) => (entry['id'] === edit.id ? { ...entry, disabled: edit.disabled } : entry))
+      case 'set':
+        return entries.map((entry) => {
+          if (entry['id'] !== edit.id) return entry
+          const { [edit.key]: _gone, ...rest } = entry
+          return edit.value === undefined ? rest : { ...rest, [edit.key]: edit.value }
+        })
       case 'remove':
         return entries.filter((entry) => entry['id'] !== edit.id)
       case 'rename': {
@@ -195,6 +218,7 @@ type Change =
 type Member = readonly [key: string, value: unknown]
 
 function diff(was: unknown, value: unknown, path: Path): readonly Change[] {
+  if (value === undefined) return was === undefined ? [] : [remove(path)]
   if (was === undefined) return [add(path.slice(0, -1), 0, [[String(path.at(-1)), value]])]
   if (isEqual(was, value)) return []
   if (isTable(was) && isTable(value)) {
@@ -617,6 +641,8 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
       return setMember(text, indexOf(tree, edit.id), 'config', edit.config)
     case 'set-disabled':
       return setMember(text, indexOf(tree, edit.id), 'disabled', edit.disabled)
+    case 'set':
+      return setMember(text, indexOf(tree, edit.id), edit.key, edit.value)
     case 'rename':
       return edit.ids.reduce((renamed, [old, next]) => setMember(renamed, indexOf(tree, old), 'id', next), text)
     case 'remove':
@@ -636,7 +662,7 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
 
 /** Works on the text of the entry alone where that is one piece: the rest may be long. */
 function setMember(text: string, index: number, key: string, value: unknown): string {
-  const writable = toWritable(value, 3)
+  const writable = value === undefined ? undefined : toWritable(value, 3)
   const sections = scan(text)
   const mine = sections.flatMap(({ path }, at) => (path[0] === 'entry' && path[1] === index ? [at] : []))
   const [first, last] = [sections[mine[0] ?? -1], sections[mine.at(-1) ?? -1]]
