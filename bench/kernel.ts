@@ -23,7 +23,7 @@ function side(name: string, plan: Plan): Side {
   }
 }
 
-const method = 'each figure in a fresh process, one at a time'
+const method = 'each figure in a fresh process, one at a time; CPU time of the process'
 const chain: Plan = {
   chain1000: ['chain', 1_000],
   chain4000: ['chain', 4_000],
@@ -117,7 +117,7 @@ const benches: readonly Bench[] = [
   defineBench({
     name: 'kernel-heap',
     question: 'How much heap does a running plugin keep?',
-    method: `${method}; heap after collection, before and after 1,000 plugins whose apply does nothing; the plugin objects themselves are made before`,
+    method: `each figure in a fresh process; heap after collection, before and after 1,000 plugins whose apply does nothing; the plugin objects themselves are made before`,
     figures: { heap: 'heap a fiber, bytes' },
     sides: ['heartwood', 'cordis 4', 'fastify'].map((name) => side(name, heap)),
     claims: [{ name: 'K5 heap a fiber, bytes', of: (read) => read('heartwood', 'heap'), atMost: 4_096 }]

@@ -49,12 +49,11 @@ type Tree = Readonly<Record<string, unknown>>
  * The result is read again and compared with what was wanted, in types and amounts.
  * @throws CodedError `PROGRAM_EDIT_FAILED` when they differ, or when TOML has no form for what is wanted (null);
  *   `PROGRAM_NO_ENTRY` for an id that is not there
- * @throws TomlError when the text is not valid
  */
 export function editProgram(text: string, edits: readonly ProgramEdit[]): string {
-  let tree: Tree = parseToml(text)
   let edited = text
   try {
+    let tree: Tree = parseToml(text)
     for (const edit of edits) {
       const wanted = editTree(tree, edit)
       if (!isSame(tree, wanted)) edited = editText(edited, tree, edit)
@@ -63,9 +62,9 @@ export function editProgram(text: string, edits: readonly ProgramEdit[]): string
     if (!isSame(parseToml(edited), tree)) throw new TypeError('the result does not read as wanted')
   } catch (error) {
     if (isCoded(error)) throw error
-    throw new CodedError('PROGRAM_EDIT_FAILED', `the program file cannot be changed so: ${messageOf(error)}`, {
-      cause: error
-    })
+    // A parser's message goes on with a piece of the file, which may hold a secret.
+    const [what] = messageOf(error).split('\n')
+    throw new CodedError('PROGRAM_EDIT_FAILED', `the program file cannot be changed so: ${what}`)
   }
   return edited
 }
@@ -82,29 +81,35 @@ export function editEntries(entries: readonly Entry[], edits: readonly ProgramEd
 
 /**
  * Gives the value at `path` of any TOML text another value, by the smallest change; tables are compared key by key.
+ * `undefined` takes the key away.
  * @throws TypeError for what TOML cannot hold, TomlError for a text that is not valid
  */
-export function setIn(text: string, path: Path, value: unknown): string {
-  return patch(text, path, toWritable(value, path.length), eolOf(text))
+export function setIn(text: string, path: Path, value: unknown, eol = eolOf(text)): string {
+  const writable = value === undefined ? undefined : toWritable(value, path.length)
+  const wanted = withValue(parseToml(text), path, writable)
+  for (let round = 0; ; round++) {
+    const changes = diff(parseToml(text), wanted, [])
+    // What goes first makes room: a table that turns into a number leaves, then the number comes.
+    const step = (['remove', 'replace', 'add'] as const).find((kind) => changes.some((change) => change.kind === kind))
+    if (step === undefined) return text
+    const now = changes.filter(({ kind }) => kind === step)
+    const changed = applyChanges(text, now, eol)
+    if (changed === text || round === maxRounds) throw new TypeError(`there is no way to write ${path.join('.')}`)
+    text = changed
+  }
 }
 
 /** Each round settles all changes of one kind; a few kinds of nesting need more than three. */
 const maxRounds = 1_000
 
-function patch(text: string, path: Path, value: unknown, eol: string): string {
-  for (let round = 0; ; round++) {
-    const changes = diff(lookUp(parseToml(text), path), value, path)
-    // What goes first makes room: a table that turns into a number leaves, then the number comes.
-    const step = (['remove', 'replace', 'add'] as const).find((kind) => changes.some((change) => change.kind === kind))
-    if (step === undefined) return text
-    const changed = applyChanges(
-      text,
-      changes.filter(({ kind }) => kind === step),
-      eol
-    )
-    if (changed === text || round === maxRounds) throw new TypeError(`there is no way to write ${path.join('.')}`)
-    text = changed
+function withValue(tree: unknown, [key, ...rest]: Path, value: unknown): unknown {
+  if (key === undefined) return value
+  if (isArray(tree)) return tree.map((item, index) => (index === key ? withValue(item, rest, value) : item))
+  const table = isTable(tree) ? tree : {}
+  if (value === undefined && rest.length === 0) {
+    return Object.fromEntries(Object.entries(table).filter(([name]) => name !== key))
   }
+  return { ...table, [key]: withValue(table[key], rest, value) }
 }
 
 function eolOf(text: string): string {
@@ -198,15 +203,6 @@ function toWritable(value: unknown, depth: number): unknown {
   return value
 }
 
-function lookUp(tree: unknown, path: Path): unknown {
-  let found = tree
-  for (const key of path) {
-    if (isArray(found)) found = found[Number(key)]
-    else found = isTable(found) && Object.hasOwn(found, key) ? found[key] : undefined
-  }
-  return found
-}
-
 // From one value to another, step by step.
 
 type Change =
@@ -218,8 +214,6 @@ type Change =
 type Member = readonly [key: string, value: unknown]
 
 function diff(was: unknown, value: unknown, path: Path): readonly Change[] {
-  if (value === undefined) return was === undefined ? [] : [remove(path)]
-  if (was === undefined) return [add(path.slice(0, -1), 0, [[String(path.at(-1)), value]])]
   if (isEqual(was, value)) return []
   if (isTable(was) && isTable(value)) {
     const gone = Object.keys(was).filter((key) => !Object.hasOwn(value, key))
@@ -238,22 +232,13 @@ function diff(was: unknown, value: unknown, path: Path): readonly Change[] {
     while (head < shorter && isEqual(was[head], value[head])) head++
     while (tail < shorter - head && isEqual(was.at(-1 - tail), value.at(-1 - tail))) tail++
     const common = shorter - tail
-    const indexes = Array.from({ length: was.length - tail - head }, (_, index) => head + index)
-    const come = value.slice(common, value.length - tail)
-    return [
-      ...indexes.map((index) =>
-        index < common ? diff(was[index], value[index], [...path, index]) : [remove([...path, index])]
-      ),
-      come.length > 0
-        ? [
-            add(
-              path,
-              common,
-              come.map((item) => ['', item])
-            )
-          ]
-        : []
-    ].flat()
+    const changes: Change[] = []
+    for (let index = head; index < was.length - tail; index++) {
+      const here = [...path, index]
+      changes.push(...(index < common ? diff(was[index], value[index], here) : [remove(here)]))
+    }
+    const come = value.slice(common, value.length - tail).map((item): Member => ['', item])
+    return come.length > 0 ? [...changes, add(path, common, come)] : changes
   }
   return [{ kind: 'replace', path, value }]
 }
@@ -335,7 +320,7 @@ function applyChanges(text: string, changes: readonly Change[], eol: string): st
     }
     for (const child of section === undefined ? children : [section, ...children]) goneSections.add(child)
   }
-  const grown = new Set<Container>()
+  const grown = new Set<Value>()
 
   for (const change of changes) {
     if (change.kind === 'remove') takeAway(find(sections, change.path))
@@ -349,10 +334,12 @@ function applyChanges(text: string, changes: readonly Change[], eol: string): st
       }
     } else {
       const found = find(sections, change.parent)
-      const growing = found.value?.kind === 'scalar' ? undefined : (found.value ?? found.dotted.at(-1)?.container)
-      // Two insertions into one `{ … }` would both deal with its last comma.
-      if (growing !== undefined && 'kind' in growing && grown.has(growing)) continue
-      if (growing !== undefined) grown.add(growing)
+      const home = found.value ?? found.dotted.at(-1)?.container
+      // Two insertions into one `{ … }` would both deal with its last comma; the second waits for the next round.
+      if (home !== undefined && 'kind' in home) {
+        if (grown.has(home)) continue
+        grown.add(home)
+      }
       const added = addMembers(text, sections, found, change, eol)
       if (added === undefined) takeAway(found)
       else splices.push(...added)
@@ -368,6 +355,7 @@ function splice(text: string, splices: readonly Splice[]): string {
   const pieces: string[] = []
   let done = 0
   for (const { start, end, text: piece } of splices.toSorted((a, b) => a.start - b.start || a.end - b.end)) {
+    if (start < done) continue // within what goes
     pieces.push(text.slice(done, start), piece)
     done = end
   }
@@ -549,6 +537,11 @@ function findComma(text: string, from: number, to: number): number | undefined {
   return undefined
 }
 
+function skipSpace(text: string, at: number): number {
+  while (text[at] === ' ' || text[at] === '\t') at++
+  return at
+}
+
 function startsLine(text: string, offset: number): boolean {
   return text.slice(lineStart(text, offset), offset).trim() === ''
 }
@@ -562,7 +555,10 @@ function insertItems(
 ): readonly Splice[] {
   const close = into.end - 1
   const insert = (start: number, piece: string): Splice => ({ start, end: start, text: piece })
-  const indentOf = (offset: number) => /^[ \t]*/.exec(text.slice(lineStart(text, offset), offset))?.[0] ?? ''
+  const indentOf = (offset: number) => {
+    const start = lineStart(text, offset)
+    return text.slice(start, Math.min(offset, skipSpace(text, start)))
+  }
 
   const next = into.items[at]
   if (next !== undefined) {
@@ -617,18 +613,15 @@ function removeItems(text: string, from: Container, indexes: ReadonlySet<number>
     const rest = lineBreak(text, after)
     const alone = startsLine(text, start) && rest < close && /^\s*(#.*)?$/.test(text.slice(after, rest))
     if (alone) splices.push(cut(lineStart(text, start), lineEnd(text, after)))
-    else
-      splices.push(
-        cut(start, after + (/^[ \t]*/.exec(text.slice(after))?.[0].length ?? 0) * (comma === undefined ? 0 : 1))
-      )
+    else splices.push(cut(start, comma === undefined ? end : skipSpace(text, after)))
   }
   // The comma behind the last one that stays goes, unless a comma stood at the end before.
   const last = from.items.at(-1)
   const first = from.items[kept + 1]
   if (kept >= 0 && first !== undefined && last !== undefined && findComma(text, last.end, close) === undefined) {
     const comma = findComma(text, from.items[kept]?.end ?? 0, first.start) ?? first.start
-    const blank = /^[ \t]*$/.test(text.slice(comma + 1, first.start))
-    splices.push(cut(comma, blank ? first.start : comma + 1))
+    const next = skipSpace(text, comma + 1)
+    splices.push(cut(comma, next === first.start ? next : comma + 1))
   }
   return splices
 }
@@ -662,19 +655,17 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
 
 /** Works on the text of the entry alone where that is one piece: the rest may be long. */
 function setMember(text: string, index: number, key: string, value: unknown): string {
-  const writable = value === undefined ? undefined : toWritable(value, 3)
   const sections = scan(text)
   const mine = sections.flatMap(({ path }, at) => (path[0] === 'entry' && path[1] === index ? [at] : []))
   const [first, last] = [sections[mine[0] ?? -1], sections[mine.at(-1) ?? -1]]
   const { length } = mine
   if (first === undefined || last === undefined || (mine.at(-1) ?? 0) - (mine[0] ?? 0) >= length) {
-    return patch(text, ['entry', index, key], writable, eolOf(text))
+    return setIn(text, ['entry', index, key], value)
   }
   const start = lineStart(text, first.start)
   const end = lineEnd(text, last.items.at(-1)?.end ?? last.end)
-  return (
-    text.slice(0, start) + patch(text.slice(start, end), ['entry', 0, key], writable, eolOf(text)) + text.slice(end)
-  )
+  const part = setIn(text.slice(start, end), ['entry', 0, key], value, eolOf(text))
+  return text.slice(0, start) + part + text.slice(end)
 }
 
 /** Takes entries out, and puts these (or new ones) before the entry named, or at the end. */
@@ -688,6 +679,7 @@ function rearrange(
   const eol = eolOf(text)
   const next = before === undefined ? undefined : indexOf(tree, before)
   if (next !== undefined && out.includes(next)) throw new TypeError('entries cannot be moved before one of themselves')
+  if (new Set(out).size < out.length) throw new TypeError('an entry cannot be moved twice at once')
   const rest = entriesOf(tree).flatMap((_, index) => (out.includes(index) ? [] : [index]))
   const at = next === undefined ? rest.length : rest.indexOf(next)
 
@@ -733,13 +725,16 @@ export async function writeProgramFile(path: string, text: string): Promise<void
   try {
     const target = await resolveLinks(path)
     const old = await stat(target).catch(() => undefined) // a new file then
+    // A rename asks the folder only; a file its owner made read-only is not to be replaced.
     if (old !== undefined) await access(target, constants.W_OK)
     temporary = `${target}.tmp-${process.pid}-${randomUUID().slice(0, 8)}`
     const file = await open(temporary, 'wx', old?.mode ?? 0o666)
     try {
       await file.writeFile(text)
-      // The mask of the process may have taken from the mode it was opened with.
-      if (old !== undefined) await file.chmod(old.mode)
+      if (old !== undefined) {
+        await file.chown(old.uid, old.gid).catch(() => undefined) // only root may give a file away
+        await file.chmod(old.mode)
+      }
       await file.sync()
     } finally {
       await file.close()

@@ -22,6 +22,7 @@ import { definePlugin, type Plugin, type ServiceName, type Services } from './pl
 import {
   checkPlugins,
   type Entry,
+  isLabel,
   issueFaults,
   type JsonObject,
   type ParsedProgram,
@@ -191,7 +192,7 @@ export class ProgramHost {
     try {
       plugin = (await this.#options.loader.load(label)).plugin
     } catch (error) {
-      if (isCoded(error, 'PLUGIN_UNKNOWN') || isCoded(error, 'PLUGIN_NOT_FOUND')) throw error
+      if (isCoded(error, 'PLUGIN_NOT_FOUND')) throw error
       // Code that does not load is the entry's own failure: it is shown as Failed, and the rest serves.
       plugin = unloadable(label, error)
     }
@@ -199,14 +200,16 @@ export class ProgramHost {
     return plugin
   }
 
-  #scope(entry: Entry, entries: readonly Entry[]): Scope {
+  /** @param renamed what is about to be renamed: a private realm goes along with its entry */
+  #scope(entry: Entry, entries: readonly Entry[], renamed: Renamed = []): Scope {
     const plugin = this.#plugins.get(entry.plugin)
     const names = {
       injects: [...(plugin?.inject ?? []), ...(plugin?.optional ?? [])],
       provides: plugin?.provides ?? []
     }
     const byId = new Map(entries.map((each) => [each.id, each]))
-    return scopeOf(entry, byId, names, (id) => this.#privateRealm(id))
+    const before = new Map(renamed.map(([old, next]) => [next, old]))
+    return scopeOf(entry, byId, names, (id) => this.#privateRealm(before.get(id) ?? id))
   }
 
   #privateRealm(id: string): string {
@@ -219,8 +222,12 @@ export class ProgramHost {
     return realm
   }
 
-  #plan(current: readonly Entry[], wanted: readonly Entry[]): readonly Step[] {
-    return planSteps(current, wanted, (entry, entries) => this.#scope(entry, entries))
+  #plan(wanted: readonly Entry[], renamed: Renamed = []): readonly Step[] {
+    return planSteps(this.program.entries, wanted, {
+      before: (entry, entries) => this.#scope(entry, entries),
+      after: (entry, entries) => this.#scope(entry, entries, renamed),
+      renamed
+    })
   }
 
   #control(): KernelControl {
@@ -253,7 +260,7 @@ export class ProgramHost {
     for (const { plugin } of wanted.entries) if (!this.#plugins.has(plugin)) await this.#tryLoad(plugin)
     return {
       current: this.program.entries.map((entry) => this.#masked(entry)),
-      pending: this.#plan(this.program.entries, wanted.entries).map(({ id, action }) => ({ id, action })),
+      pending: this.#plan(wanted.entries).map(({ id, action }) => ({ id, action })),
       path: this.#file,
       dependencyCycles: this.kernel.cycles(),
       etag: etagOf(source)
@@ -441,27 +448,24 @@ export class ProgramHost {
     options: ChangeOptions | undefined
   ): Promise<Changed> {
     const wanted = 'program' in source ? source.program : source
+    for (const { plugin } of wanted.entries) if (!this.#plugins.has(plugin)) await this.#tryLoad(plugin)
+    const steps = renewing(this.#plan(wanted.entries, renamed), wanted.entries, rebuild)
     this.#rename(renamed)
+    let kept = false
     try {
-      const current = renameAll(this.program.entries, renamed)
-      for (const { plugin } of wanted.entries) if (!this.#plugins.has(plugin)) await this.#tryLoad(plugin)
-      const steps = renewing(this.#plan(current, wanted.entries), wanted.entries, rebuild)
       const targets = new Map<string, Target>()
       for (const step of steps) {
         if (step.action !== 'retire') targets.set(step.id, await this.#verify(step, wanted.entries))
       }
-      if (options?.dryRun === true) {
-        this.#rename(renamed.map(([old, next]) => [next, old]))
-        return { applied: [], planned: steps.map(({ id, action }) => ({ id, action })) }
-      }
-      const applied = await this.#takeAll(steps, targets, current)
+      if (options?.dryRun === true) return { applied: [], planned: steps.map(({ id, action }) => ({ id, action })) }
+      const applied = await this.#takeAll(steps, targets)
       this.#current = wanted
       this.kernel.settings = wanted.settings
+      kept = true
       await this.#untilSettled()
       return { applied, planned: [] }
-    } catch (error) {
-      if (this.#current !== wanted) this.#rename(renamed.map(([old, next]) => [next, old]))
-      throw error
+    } finally {
+      if (!kept) this.#rename(renamed.map(([old, next]) => [next, old]))
     }
   }
 
@@ -473,18 +477,14 @@ export class ProgramHost {
     for (const [next, realm] of realms) if (realm !== undefined) this.#privateRealms.set(next, realm)
   }
 
-  async #takeAll(
-    steps: readonly Step[],
-    targets: ReadonlyMap<string, Target>,
-    current: readonly Entry[]
-  ): Promise<readonly AppliedStep[]> {
+  async #takeAll(steps: readonly Step[], targets: ReadonlyMap<string, Target>): Promise<readonly AppliedStep[]> {
     const taken: Step[] = []
     const applied: AppliedStep[] = []
     for (const step of steps) {
       try {
         await this.#take(step, targets.get(step.id))
       } catch (error) {
-        await this.#takeBack([...(step.action === 'begin' ? [step] : []), ...taken.reverse()], current)
+        await this.#takeBack([...(step.action === 'begin' ? [step] : []), ...taken.reverse()])
         // A lone change of config that fails has been a trial: nothing was touched.
         if (steps.length === 1 && step.action === 'update-config') throw preflight(step, error)
         throw new CodedError('PROGRAM_APPLY_FAILED', `staged apply failed: ${messageOf(error)}; batch rolled back`, {
@@ -502,7 +502,7 @@ export class ProgramHost {
     try {
       return await this.#prepare(step.to, entries)
     } catch (error) {
-      if (isCoded(error, 'PLUGIN_UNKNOWN')) {
+      if (isCoded(error, 'PLUGIN_NOT_FOUND') && isLabel(step.to.plugin)) {
         const message = `no factory registered for plugin '${step.to.plugin}'`
         const detail = { id: step.id, action: step.action }
         throw new CodedError('PROGRAM_APPLY_FAILED', message, { cause: error, detail })
@@ -530,12 +530,12 @@ export class ProgramHost {
     if (step.renew === true || step.from.plugin !== step.to.plugin) kernel.renew(id)
   }
 
-  async #takeBack(steps: readonly Step[], entries: readonly Entry[]): Promise<void> {
+  async #takeBack(steps: readonly Step[]): Promise<void> {
     for (const step of steps) {
       try {
         if (step.action === 'begin') await this.#take({ action: 'retire', id: step.id, from: step.to }, undefined)
         else {
-          const target = await this.#prepare(step.from, entries)
+          const target = await this.#prepare(step.from, this.program.entries)
           if (step.action === 'retire') await this.#take({ action: 'begin', id: step.id, to: step.from }, target)
           else await this.#take({ ...step, from: step.to, to: step.from }, target)
         }
@@ -630,11 +630,6 @@ function moving(
   }
 }
 
-function renameAll(entries: readonly Entry[], renamed: Renamed): readonly Entry[] {
-  const next = new Map(renamed)
-  return renamed.length === 0 ? entries : entries.map((entry) => ({ ...entry, id: next.get(entry.id) ?? entry.id }))
-}
-
 /** The plan with the entry `id` rebuilt as a new fiber in any case. */
 function renewing(steps: readonly Step[], entries: readonly Entry[], id: string | undefined): readonly Step[] {
   const to = id === undefined ? undefined : entries.find((entry) => entry.id === id)
@@ -671,7 +666,7 @@ function faultsOf(
   }
   const place = parsed?.locate(entry.id, []) ?? { line: 0, column: 0 }
   // checkPlugins has said it already, with a suggestion.
-  if (isCoded(error, 'PLUGIN_UNKNOWN') && known.some((fault) => fault.line === place.line)) return []
+  if (isCoded(error, 'PLUGIN_NOT_FOUND') && known.some((fault) => fault.line === place.line)) return []
   return [{ ...place, message: `${error.message} (entry '${entry.id}')` }]
 }
 

@@ -146,11 +146,9 @@ function readTree(text: string, file: string): Record<string, unknown> {
     const key = /^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=/.exec(content)?.[1]
     const what = (error.message.split('\n')[0] ?? '').replace(/^Invalid TOML document: /, '')
     const message = `${what}${key === undefined ? '' : ` (key ${key})`}`
-    throw invalid(
-      file,
-      [{ line, column: line === 1 && text.startsWith('\uFEFF') ? column - 1 : column, message }],
-      error
-    )
+    const shown = line === 1 && text.startsWith('\uFEFF') ? column - 1 : column
+    // The parser's error quotes the file, which may hold a secret: it is not kept as the cause.
+    throw invalid(file, [{ line, column: shown, message }])
   }
 }
 
@@ -450,9 +448,9 @@ function printable(id: string): string {
   return id.slice(0, maxIdLength).replace(/[\p{Cc}\p{Cs}\u2028\u2029]/gu, '\uFFFD')
 }
 
-function invalid(file: string, faults: readonly ProgramFault[], cause?: unknown): CodedError {
+function invalid(file: string, faults: readonly ProgramFault[]): CodedError {
   const lines = faults.map(({ line, column, message }) => `${file}:${line > 0 ? `${line}:${column}:` : ''} ${message}`)
-  return new CodedError('PROGRAM_INVALID', lines.join('\n'), { cause, detail: { file, faults } })
+  return new CodedError('PROGRAM_INVALID', lines.join('\n'), { detail: { file, faults } })
 }
 
 /** @throws CodedError `PROGRAM_INVALID` when the bytes are no UTF-8 */

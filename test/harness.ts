@@ -133,6 +133,7 @@ export async function startProgram(
   const log = createJsonLogger({ level: 'debug', write: (line) => lines.push(JSON.parse(line) as LogLine) })
   const builtins = createCodeLoader({ builtins: fileURLToPath(new URL('../plugins', import.meta.url)), base: folder })
   const loader: CodeLoader = {
+    ...builtins,
     labels: () => [...Object.keys(plugins), ...builtins.labels()],
     load: async (label, options) => {
       const plugin = Object.hasOwn(plugins, label) ? plugins[label] : undefined

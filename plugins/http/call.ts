@@ -217,7 +217,7 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
   }
 
   onBody(bytes: Uint8Array): void {
-    if (this.#onBody !== undefined) return this.#onBody(Uint8Array.from(bytes))
+    if (this.#onBody !== undefined) return this.#onBody(new Uint8Array(bytes))
     try {
       this.#handleBody(bytes)
     } catch (error) {
@@ -237,7 +237,7 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
 
   #handleBody(bytes: Uint8Array): void {
     const { checks, route } = this.#endpoint as Endpoint
-    if (route.rawBody === true) this.rawBody = Uint8Array.from(bytes)
+    if (route.rawBody === true) this.rawBody = new Uint8Array(bytes)
     if (checks.body !== undefined) {
       this.body = bytes.length === 0 && route.bodyOptional === true ? {} : parseJson(bytes)
       if (!this.#isValid(checks.body(this.body))) return
@@ -291,7 +291,8 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
     const isEmpty = status === 204 || status === 304
     if (feed === undefined) {
       exchange.send(status, this.id, head, isEmpty ? undefined : body)
-      this.#rest()
+      if (exchange.isOver) this.#rest()
+      else this.#hold()
     } else if (isEmpty || exchange.method === 'HEAD') {
       exchange.send(status, this.id, head, undefined)
       this.#follow(feed)

@@ -48,6 +48,8 @@ export class Heads {
   readonly #cors: Cors
   readonly #api: Known = new WeakMap()
   readonly #other: Known = new WeakMap()
+  /** Checked names, in lower case; empty for those that are ours to say. */
+  readonly #names = new Map<string, string>()
 
   constructor(cors: Cors) {
     this.#cors = cors
@@ -74,28 +76,43 @@ export class Heads {
    * @param more name, value, name, value, …: used where the headers do not say otherwise
    */
   make(
-    headers: Iterable<readonly [string, string]> | Headers = noHeaders,
+    headers: Headers | ResponseHeaders = noHeaders,
     kind: AnswerKind,
     isApi: boolean,
     more: readonly string[]
   ): string[] {
     const lines: string[] = []
-    for (const [name, value] of Symbol.iterator in headers ? headers : Object.entries(headers))
-      addHeader(lines, name, value)
+    if (isList(headers)) for (const [name, value] of headers) this.#add(lines, name, value)
+    else for (const name in headers) this.#add(lines, name, headers[name] as string)
     addDefaults(lines, defaults[kind])
     addDefaults(lines, more)
     if (isApi) addDefaults(lines, noStore)
     lines.push(...this.#cors.vary)
     return lines
   }
+
+  #add(lines: string[], name: string, value: string): void {
+    const lower = this.#names.get(name) ?? this.#learn(name)
+    if (lower === '') return
+    if (!headerValue.test(value)) throw new TypeError(`the value of the header '${lower}' holds what it must not`)
+    lines.push(lower, value)
+  }
+
+  #learn(name: string): string {
+    if (!headerName.test(name)) throw new TypeError(`'${name}' is no name of a header`)
+    const lower = name.toLowerCase()
+    const learned = ownHeaders.has(lower) ? '' : lower
+    // Names stand in code; should some be made at run time, they do not fill the memory.
+    if (this.#names.size < 1_000) this.#names.set(name, learned)
+    return learned
+  }
 }
 
-function addHeader(lines: string[], name: string, value: string): void {
-  const lower = name.toLowerCase()
-  if (ownHeaders.has(lower)) return
-  if (!headerName.test(name)) throw new TypeError(`'${name}' is no name of a header`)
-  if (!headerValue.test(value)) throw new TypeError(`the value of the header '${lower}' holds what it must not`)
-  lines.push(lower, value)
+/** The headers of a Fetch `Response`. */
+type ResponseHeaders = Iterable<readonly [name: string, value: string]>
+
+function isList(headers: Headers | ResponseHeaders): headers is ResponseHeaders {
+  return Symbol.iterator in headers
 }
 
 function addDefaults(lines: string[], more: readonly string[]): void {

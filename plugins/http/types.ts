@@ -7,6 +7,8 @@ export interface Principal {
   readonly id: string
   readonly email?: string
   readonly tenantId?: string
+  /** Grants that only trusted configuration gives, such as `confirm:<tool>`. */
+  readonly permissions?: ReadonlySet<string>
 }
 
 /** What a guard may look at. */
@@ -43,7 +45,8 @@ export interface Request<P = Record<string, string>, Q = unknown, B = unknown> e
   readonly principal: Principal
   /**
    * Fires when the work is pointless or must end: the client left (`CLIENT_GONE`), the server stops
-   * (`SHUTTING_DOWN`) or the generation's drain time is over (`DRAIN_TIMEOUT`). Its reason is a CodedError.
+   * (`SHUTTING_DOWN`) or the generation's drain time is over (`DRAIN_TIMEOUT`). Its reason is a CodedError. Made when
+   * it is first read, which costs about a microsecond: read it where something can be aborted.
    */
   readonly signal: AbortSignal
 }
@@ -54,6 +57,7 @@ export interface StreamEvent {
   readonly data: unknown
 }
 
+/** Names in any case, values in visible ASCII. Headers that never change are cheapest as one frozen object. */
 export type Headers = Readonly<Record<string, string>>
 
 /**
@@ -72,7 +76,12 @@ export type Reply<R = unknown> =
   | { readonly status: number; readonly headers?: Headers }
   | Response
 
-/** What an error code of a service becomes. A number takes the catalog's code for that status (404: `NOT_FOUND`, …). */
+/**
+ * What an error code of a service becomes. A number takes the catalog's code for that status (404: `NOT_FOUND`, …).
+ * The message of a mapped error goes out as it is, also with a 5xx: map only what may be read. Where the code is
+ * `INTERNAL_ERROR`, a 400, 429 or 503 begins with what the code does not tell (`Rate limited: …`). A numeric
+ * `retryAfterSeconds` in the error's detail becomes `Retry-After`.
+ */
 export type ErrorMap = Readonly<Record<string, number | { readonly status: number; readonly code: string }>>
 
 /** What http refuses by itself, or what a handler's error became. */
@@ -95,7 +104,10 @@ export interface Route<P = Record<string, string>, Q = unknown, B = unknown, R =
   readonly guard?: string
   readonly params?: Schema<P>
   readonly query?: Schema<Q>
-  /** Makes this a JSON route: content type, syntax and schema are checked. */
+  /**
+   * Makes this a JSON route: content type, syntax and schema are checked. Refused as well: invalid UTF-8, more than 64
+   * levels, integers beyond 2^53 and numbers no double can hold.
+   */
   readonly body?: Schema<B>
   /** An absent body counts as `{}`. */
   readonly bodyOptional?: boolean
@@ -129,8 +141,14 @@ export interface DispatchReply {
   readonly body: unknown
 }
 
-/** Owns the socket; finds the route; checks; answers. */
+/**
+ * Owns the socket; finds the route; checks; answers.
+ *
+ * Codes: `HTTP_PORT_IN_USE`, `HTTP_LISTEN_FAILED` (detail `host`, `port`, `reason`), `HTTP_TRANSPORT_MISSING`, when it
+ * starts; `HTTP_ROUTE_INVALID`, `HTTP_ROUTE_CONFLICT`, `HTTP_GUARD_CONFLICT`, for whoever contributes such a thing.
+ */
 export interface Http {
+  /** Rejects when the answer is cut off, or with the reason of the request's signal. */
   dispatch(request: DispatchRequest): Promise<DispatchReply>
   /** Where it listens; `undefined` with `listen = false`. */
   readonly address: { readonly host: string; readonly port: number; readonly transport: 'uws' | 'node' } | undefined

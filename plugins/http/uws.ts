@@ -165,6 +165,7 @@ interface State {
 class UwsExchange extends Exchange {
   readonly #state: State
   readonly #response: UwsResponse
+  #stall: NodeJS.Timeout | undefined
 
   constructor(state: State, response: UwsResponse, request: UwsRequest) {
     const headers: string[] = []
@@ -224,23 +225,30 @@ class UwsExchange extends Exchange {
       else response.writeStatus(`${head}\r\ncontent-length: ${size}`).endWithoutBody()
     } else if (body.length > corkBytes) {
       response.writeStatus(isLast ? head + connectionClose : head)
-      const bytes = typeof body === 'string' ? Buffer.from(body) : body
-      const send = (offset: number) => {
-        const [isTaken, isDone] = response.tryEnd(bytes.subarray(offset), bytes.length)
-        if (isDone) this.isOver = true
-        return isTaken
-      }
-      response.onWritable((offset) => {
-        const isTaken = send(offset)
-        if (this.isOver) this.listener?.onOver()
-        return isTaken
-      })
-      send(0)
+      this.#sendLarge(typeof body === 'string' ? Buffer.from(body) : body)
       return
     } else {
       response.writeStatus(head).end(this.#state.toPiece(body), isLast)
     }
     this.isOver = true
+  }
+
+  /** As much as the socket takes, and the rest when it takes more. */
+  #sendLarge(bytes: Uint8Array): void {
+    const response = this.#response
+    const send = (offset: number) => {
+      clearTimeout(this.#stall)
+      const [isTaken, isDone] = response.tryEnd(bytes.subarray(offset), bytes.length)
+      if (isDone) this.isOver = true
+      else this.#stall = setTimeout(() => this.cut(), this.#state.limits.stallTimeoutMs)
+      return isTaken
+    }
+    response.onWritable((offset) => {
+      const isTaken = send(offset)
+      if (this.isOver) this.listener?.onOver()
+      return isTaken
+    })
+    send(0)
   }
 
   open(status: number, id: string, head: Head): Sink {
@@ -285,6 +293,7 @@ class UwsExchange extends Exchange {
   /** The client is gone, or was cut off. */
   leave(): void {
     if (this.isOver) return
+    clearTimeout(this.#stall)
     this.isGone = true
     this.isOver = true
     this.listener?.onOver()

@@ -12,10 +12,11 @@ import { join, relative } from 'node:path'
 import fc, { type GeneratorValue } from 'fast-check'
 import { TomlDate } from 'smol-toml'
 import t, { type Test } from 'tap'
+import { type AST, parseTOML } from 'toml-eslint-parser'
 import { editProgram, type ProgramEdit, setIn, writeProgramFile } from '../../kernel/edit.ts'
 import { isCoded } from '../../kernel/errors.ts'
 import type { JsonObject, JsonValue } from '../../kernel/program.ts'
-import { isArray, isTable, type Path, parseToml } from '../../kernel/toml.ts'
+import { isArray, isTable, type Pair, type Path, parseToml, scan, type Value } from '../../kernel/toml.ts'
 
 const seed = Number(process.env['HEARTWOOD_TEST_SEED'] ?? Date.now() % 2 ** 31)
 t.comment(`seed ${seed}: HEARTWOOD_TEST_SEED=${seed} repeats this run`)
@@ -252,6 +253,45 @@ t.test('entries come, go and move with their own comments', async (t) => {
   t.same(parseToml(back), parseToml(sample))
 })
 
+t.test('an entry whose sections stand apart stays whole', async (t) => {
+  const text = `[[entry]]
+id = "a"
+plugin = "p"
+
+[kernel] # here too
+drain_timeout_ms = 5
+
+# the config of a
+[entry.config]
+n = 1
+
+# about b
+[[entry]]
+id = "b"
+plugin = "p"
+`
+  const kernel = '[kernel] # here too\ndrain_timeout_ms = 5\n\n'
+  const a = '[[entry]]\nid = "a"\nplugin = "p"\n\n'
+  const more = '# the config of a\n[entry.config]\nn = 1\n'
+  const b = '# about b\n[[entry]]\nid = "b"\nplugin = "p"\n'
+  t.equal(editProgram(text, [{ op: 'remove', id: 'a' }]), kernel + b)
+  t.equal(editProgram(text, [{ op: 'move', ids: ['a'] }]), `${kernel}${b}\n${a}${more}`)
+  t.equal(editProgram(text, [{ op: 'move', ids: ['b'], before: 'a' }]), `\n${b}\n${a}${kernel}${more}`)
+  t.same(changes(text, editProgram(text, [config('a', { n: 2 })])), ['-n = 1', '+n = 2'])
+})
+
+t.test('a comment that comes to the top of the file still goes with its entry', async (t) => {
+  const text = '[[entry]]\nid = "a"\nplugin = "p"\n\n# about b\n[[entry]]\nid = "b"\nplugin = "p"\n'
+  for (const edit of [
+    { op: 'move', ids: ['b'], before: 'a' },
+    { op: 'remove', id: 'a' }
+  ] satisfies ProgramEdit[]) {
+    const first = editProgram(text, [edit])
+    const entry = { id: 'c', plugin: 'p', disabled: false, config: {} }
+    t.match(editProgram(first, [{ op: 'insert', entry, before: 'b' }]), /# about b\n\[\[entry\]\]\nid = "b"/)
+  }
+})
+
 t.test('ids change all at once, so two entries can swap theirs', async (t) => {
   const swapped = editProgram(sample, [
     {
@@ -355,10 +395,19 @@ t.test('what cannot be written is refused', async (t) => {
     [{ op: 'move', ids: ['absent'] }, 'PROGRAM_NO_ENTRY'],
     [{ op: 'move', ids: ['http'], before: 'absent' }, 'PROGRAM_NO_ENTRY'],
     [{ op: 'move', ids: ['http'], before: 'http' }, 'PROGRAM_EDIT_FAILED'],
+    [{ op: 'move', ids: ['http', 'http'] }, 'PROGRAM_EDIT_FAILED'],
     [{ op: 'rename', ids: [['absent', 'x']] }, 'PROGRAM_NO_ENTRY']
   ]
   for (const [edit, code] of cases)
     t.throws(() => editProgram(sample, [edit]), { code }, JSON.stringify(edit).slice(0, 60))
+})
+
+t.test('the refusal of a text that is not valid quotes nothing of it', async (t) => {
+  const broken = `${sample}\npassword = "hunter2" oops\n`
+  t.throws(() => editProgram(broken, [{ op: 'remove', id: 'http' }]), {
+    code: 'PROGRAM_EDIT_FAILED',
+    message: /end-of-line$/
+  })
 })
 
 t.test('values of a file that another edit does not touch keep type and amount', async (t) => {
@@ -494,7 +543,7 @@ function writerOf(g: GeneratorValue) {
       if (maybe(20)) return `${value}.0`
       return value >= 1000 && maybe(50) ? String(value).replace(/(\d)(?=(\d{3})+$)/g, '$1_') : String(value)
     }
-    return value instanceof Date ? value.toISOString() : String(value)
+    return value instanceof Date ? value.toISOString() : String(value as boolean | bigint)
   }
   const inline = (value: JsonValue): string => {
     const wrap = (open: string, items: string[], close: string) => {
@@ -960,11 +1009,52 @@ t.test('every valid text of toml-test survives being edited', { skip }, async (t
         check(editProgram(grown, [{ op: 'remove', id: 'x' }]), tree, 'and remove it')
       }
     } catch (error) {
-      t.fail(`${name}: ${error instanceof Error ? error.stack : error}`)
+      t.fail(`${name}: ${(error as Error).stack}`)
     }
   }
   t.comment(`${edits} edits; ${identical} keys added and removed without a trace`)
   t.ok(edits > 5_000)
+})
+
+t.test('the pieces of every valid text are where another parser finds them', { skip }, async (t) => {
+  for (const [name, text] of suiteTexts('valid')) {
+    const skipped = text.startsWith('\uFEFF') ? 1 : 0
+    const theirs: unknown[] = []
+    const visitValue = (node: AST.TOMLContentNode): void => {
+      const kind = node.type === 'TOMLArray' ? 'array' : node.type === 'TOMLInlineTable' ? 'table' : 'scalar'
+      theirs.push([kind, ...node.range])
+      if (node.type === 'TOMLInlineTable') node.body.forEach(visitPair)
+      if (node.type === 'TOMLArray') node.elements.forEach(visitValue)
+    }
+    const visitPair = ({ key, value, range }: AST.TOMLKeyValue): void => {
+      theirs.push(['pair', ...range, ...key.keys.map((part) => (part.type === 'TOMLBare' ? part.name : part.value))])
+      visitValue(value)
+    }
+    for (const node of parseTOML(text.slice(skipped)).body[0].body) {
+      if (node.type === 'TOMLKeyValue') visitPair(node)
+      else {
+        theirs.push(['section', node.range[0], ...node.resolvedKey])
+        node.body.forEach(visitPair)
+      }
+    }
+    const ours: unknown[] = []
+    const visit = (item: Pair | Value): void => {
+      const [start, end] = [item.start - skipped, item.end - skipped]
+      if ('value' in item) {
+        ours.push(['pair', start, end, ...item.keys.map((key) => key.name)])
+        visit(item.value)
+      } else {
+        ours.push([item.kind, start, end])
+        if (item.kind !== 'scalar') item.items.forEach(visit)
+      }
+    }
+    for (const [index, section] of scan(text).entries()) {
+      if (index > 0) ours.push(['section', section.start - skipped, ...section.path])
+      section.items.forEach(visit)
+    }
+    if (JSON.stringify(ours) !== JSON.stringify(theirs)) t.same(ours, theirs, name)
+  }
+  t.pass('all of them')
 })
 
 t.test(

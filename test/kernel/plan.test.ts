@@ -111,11 +111,28 @@ t.test('only a scope that comes out otherwise rebuilds a fiber', async (t) => {
     planSteps(
       [entry('a', isolate === undefined ? {} : { isolate })],
       [entry('a', next === undefined ? {} : { isolate: next })],
-      scoped
+      { before: scoped, after: scoped, renamed: [] }
     ).map(({ action }) => action)
   t.strictSame(steps(undefined, { bar: true }), ['rebuild-fiber'])
   t.strictSame(steps({ bar: true }, { bar: true, qux: true }), [])
   t.strictSame(steps({ bar: 'x' }, { bar: 'y' }), ['rebuild-fiber'])
+})
+
+t.test('an entry that moves under another roof begins, ends or changes as the roof has it', async (t) => {
+  const tree = [group('off', { disabled: true }), entry('a'), entry('off:b')]
+  const moved = [group('off', { disabled: true }), entry('off:a'), entry('b')]
+  const steps = planSteps(tree, moved, {
+    before: () => ({ realms: {}, overlays: {} }),
+    after: () => ({ realms: {}, overlays: {} }),
+    renamed: [
+      ['a', 'off:a'],
+      ['off:b', 'b']
+    ]
+  })
+  t.strictSame(
+    steps.map(({ action, id }) => `${action} ${id}`),
+    ['begin b', 'retire off:a']
+  )
 })
 
 function shape(move: Move): object {

@@ -205,6 +205,25 @@ for (const transport of transports) {
       client.socket.destroy()
     })
 
+    t.test('a large answer that nobody reads is cut off', async (t) => {
+      const bytes = Buffer.alloc(32 * 1024 * 1024, 'x')
+      const asked = deferred()
+      const large = route('GET', '/large', () => {
+        asked.resolve()
+        return { bytes }
+      })
+      const { port, kernel } = await serve(t, transport, [large], { config: { stall_timeout_ms: 50 } })
+      const client = await RawClient.connect(port)
+      client.socket.pause()
+      client.write(get('/large'))
+      await asked.promise
+      await kernel.update('rig', { next: true })
+      await drained(kernel)
+      client.socket.resume()
+      await client.closed()
+      t.ok(client.text.length < bytes.length, `${client.text.length} bytes came`)
+    })
+
     t.test('a body over the limit gets its 413 and leaves the connection in order', async (t) => {
       const { port, url } = await serve(t, transport)
       const sized = (bytes: number) => `"${'x'.repeat(bytes - 2)}"`

@@ -704,6 +704,28 @@ t.test('a page of a listed origin may call and read, another may not', async (t)
   })
 })
 
+t.test('headers that are shared by many answers stay as they are', async (t) => {
+  const headers = Object.freeze({ 'Content-Type': 'text/x', 'x-a': '1' })
+  const text = () => ({ headers, text: 'x' })
+  const { ask } = await house(t, [
+    route('GET', '/plain', text),
+    route('GET', '/api/plain', text),
+    route('GET', '/json', () => ({ headers, body: 'x' })),
+    route('GET', '/empty', () => ({ status: 204, headers }))
+  ])
+  const origin = 'http://localhost:3000'
+  for (let round = 0; round < 3; round++) {
+    t.match(await ask('GET', '/plain'), {
+      headers: { 'content-type': 'text/x', 'x-a': '1', 'cache-control': undefined }
+    })
+    t.match(await ask('GET', '/api/plain'), { headers: { 'content-type': 'text/x', 'cache-control': 'no-store' } })
+    t.match(await ask('GET', '/plain', { headers: { origin } }), { headers: { 'access-control-allow-origin': origin } })
+    t.equal((await ask('GET', '/plain')).headers['access-control-allow-origin'], undefined)
+    t.match(await ask('GET', '/json'), { headers: { 'content-type': 'text/x' } })
+    t.match(await ask('GET', '/empty'), { status: 204, headers: { 'x-a': '1' } })
+  }
+})
+
 t.test('a reply may be a value, text, bytes, nothing, or a Response', async (t) => {
   const kinds: Record<string, Handle> = {
     value: () => ({ status: 201, body: { a: 1 } }),
@@ -831,6 +853,38 @@ t.test('a stream hears that its generation must end, and says its last word', as
   const stopped = started.kernel.stop(10)
   t.match(await reply, { body: /data: "SHUTTING_DOWN"/ }, 'when the server stops')
   await stopped
+})
+
+t.test('a thousand streams hear it together, without a warning', async (t) => {
+  const warnings: Error[] = []
+  const note = (warning: Error) => warnings.push(warning)
+  process.on('warning', note)
+  t.teardown(() => process.off('warning', note))
+  const count = 1_000
+  let waiting = 0
+  const begun = deferred<void>()
+  const started = await startHouse(
+    t,
+    [
+      {
+        plugin: plugin('rig', [
+          patient(() => {
+            waiting += 1
+            if (waiting === count) begun.resolve()
+          })
+        ])
+      }
+    ],
+    { store: false, settings: { drain_timeout_ms: 1 } }
+  )
+  const replies = Array.from({ length: count }, () =>
+    started.services('http').dispatch({ method: 'GET', path: '/patient' })
+  )
+  await begun.promise
+  await started.kernel.update('http', { listen: false, cors_origins: ['*'] })
+  const bodies = new Set((await Promise.all(replies)).map(({ body }) => body))
+  t.strictSame([...bodies], ['data: "first"\n\nevent: error\ndata: "DRAIN_TIMEOUT"\n\n'])
+  t.strictSame(warnings, [])
 })
 
 t.test('who asks in process may leave, and the handler hears of it', async (t) => {
