@@ -31,6 +31,7 @@ export async function listenNode(host: string, port: number): Promise<Server> {
     handler: notReady,
     limits: { maxConnections: 0, stallTimeoutMs: 0 },
     isDraining: false,
+    exchanges: new WeakMap(),
     leaving: 0,
     onIdle: undefined
   }
@@ -87,6 +88,8 @@ interface State {
   handler: Handler
   limits: ServerLimits
   isDraining: boolean
+  /** Those of a connection. A response that waits behind another one does not hear of the end of its connection. */
+  readonly exchanges: WeakMap<Socket, Set<NodeExchange>>
   /** Responses that have been handed over and are not out yet. */
   leaving: number
   onIdle: (() => void) | undefined
@@ -110,6 +113,21 @@ class NodeExchange extends Exchange {
     incoming.on('error', () => {})
     response.on('error', () => {})
     response.on('close', () => this.#onClose())
+    this.#exchangesOf(incoming.socket).add(this)
+  }
+
+  #exchangesOf(socket: Socket): Set<NodeExchange> {
+    const { exchanges } = this.#state
+    let those = exchanges.get(socket)
+    if (those === undefined) {
+      const all = new Set<NodeExchange>()
+      those = all
+      exchanges.set(socket, all)
+      socket.on('close', () => {
+        for (const exchange of all) exchange.#onClose()
+      })
+    }
+    return those
   }
 
   get address(): string {
@@ -193,6 +211,7 @@ class NodeExchange extends Exchange {
   }
 
   #onClose(): void {
+    if (!this.#exchangesOf(this.#incoming.socket).delete(this)) return
     clearTimeout(this.#stall)
     if (this.isOver) {
       this.#state.leaving -= 1

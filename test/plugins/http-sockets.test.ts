@@ -455,6 +455,25 @@ for (const transport of transports) {
       await drained(kernel)
     })
 
+    t.test('a client that leaves with several requests waiting leaves nothing behind', async (t) => {
+      const begun = deferred()
+      const flood = route('GET', '/flood', ({ signal }) => ({
+        events: (async function* (): AsyncGenerator<StreamEvent> {
+          begun.resolve()
+          while (!signal.aborted) yield { data: 'x'.repeat(10_000) }
+        })()
+      }))
+      const { port, kernel } = await serve(t, transport, [flood])
+      const client = await RawClient.connect(port)
+      client.socket.pause()
+      client.write(get('/flood') + get('/flood') + get('/flood'))
+      await begun.promise
+      client.reset()
+      await kernel.update('rig', { next: true })
+      await drained(kernel)
+      t.ok(client.isClosed || client.socket.destroyed)
+    })
+
     t.test('events arrive as a parser of the standard reads them', async (t) => {
       const nasty = 'a\rdata: {"event":"done"}\r\rb\n\nevent: done\n\nc 价格🙂é\u2028'
       const { url } = await serve(t, transport, [
