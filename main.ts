@@ -7,7 +7,8 @@ import { createCodeLoader } from './kernel/code.ts'
 import { messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
 import { createJsonLogger, type Logger, type LogLevel } from './kernel/log.ts'
-import { isGroup, planSteps } from './kernel/plan.ts'
+import { planSteps } from './kernel/plan.ts'
+import { isGroup } from './kernel/tree.ts'
 
 const help = `heartwood ${version()}: a self-hosted agent server that never has to stop
 

@@ -1,4 +1,4 @@
-import type { FiberState } from './plugin.ts'
+import type { EventBus, FiberState } from './plugin.ts'
 import type { Entry, JsonObject } from './program.ts'
 
 /** One tracked fiber, as an operator sees it. */
@@ -39,50 +39,112 @@ export interface PendingStep {
   readonly action: StepAction
 }
 
-/** The fields of an entry that change; absent ones stay as they are. */
+/** The fields of an entry that change; absent ones stay as they are, `null` clears. */
 export interface EntryPatch {
-  readonly config?: JsonObject
+  readonly config?: JsonObject | null
   readonly disabled?: boolean
+  readonly isolate?: Entry['isolate'] | null
+  readonly intercept?: JsonObject | null
+  /** Where it goes first: `null` is the root. */
+  readonly parent?: string | null
+  /** Index among the children of the parent. */
+  readonly position?: number
 }
+
+/** An entry as it is to be, whole. */
+export type EntryInput = Pick<Entry, 'id' | 'plugin'> & Partial<Entry>
+
+export interface ChangeOptions {
+  /** Only if the program is still the one of this {@link KernelControl.entries} etag. */
+  readonly ifMatch?: string
+  /** Checks everything and answers what would be done; nothing changes. */
+  readonly dryRun?: boolean
+}
+
+export interface Changed {
+  readonly applied: readonly AppliedStep[]
+  /** With `dryRun`: what would have been applied. */
+  readonly planned: readonly PendingStep[]
+}
+
+/** Old and new id of every entry whose id changed: the moved one first, then those below it. */
+export type Renamed = readonly (readonly [old: string, next: string])[]
 
 /**
  * Reads and changes the running program: one change at a time, each checked whole, applied with rollback, and then
- * written to the program file.
+ * written to the program file. Each resolves at commit, before old generations have drained.
+ *
+ * In what is read, values that a plugin's schema calls `writeOnly` are shown as {@link secretMask}; written back, the
+ * mask stands for the value that is there.
  *
  * Codes of its errors:
  * - `PROGRAM_NO_ENTRY`
  * - `PROGRAM_INVALID`: the file cannot be read or is not valid; detail `faults`
+ * - `PROGRAM_CHANGED`: not the program of `ifMatch`
+ * - `PROGRAM_MOVE_REFUSED`: in words; nothing has changed
  * - `PROGRAM_PREFLIGHT_FAILED`: a plugin refuses its config, or its next generation could not be built; nothing has
  *   changed. Detail `{ id, action, issues? }`; the path of an issue begins with the plugin's label
  * - `PROGRAM_APPLY_FAILED`: a later step failed, those before it were rolled back. Detail `{ id, action }`
  * - `PROGRAM_NOT_SAVED`: the file could not be written; the change was rolled back
+ * - `SERVICE_GUARDED`: detail `{ consumers }`; `SERVICE_NOT_DIRECT`; `PROVIDER_NOT_REPLACED`
  */
 export interface KernelControl {
   fibers(): readonly FiberStatus[]
+  /** Whether everything that can start has started. */
+  isReady(): boolean
   /** The applied entries, in the order of the file, and what the file asks for beyond them. */
   entries(): Promise<{
     readonly current: readonly Entry[]
     readonly pending: readonly PendingStep[]
     /** The program file; absent when the program was given as data. */
     readonly path: string | undefined
-    /** Closed paths of services that need each other, such as `['a', 'b', 'a']` (entry ids). */
+    /** Closed paths of entries that need each other, such as `['a', 'b', 'a']`. */
     readonly dependencyCycles: readonly (readonly string[])[]
+    /** Changes whenever the program does. */
+    readonly etag: string
   }>
-  /** Resolves at commit, before the old generation has drained. */
+  /** Puts a whole entry in the place of the one of its id, or at the end. */
+  putEntry(entry: EntryInput, options?: ChangeOptions): Promise<Changed>
   patchEntry(
     id: string,
-    patch: EntryPatch
-  ): Promise<{ readonly applied: readonly AppliedStep[]; readonly entry: Entry }>
-  toggleEntry(id: string): Promise<{ readonly applied: readonly AppliedStep[]; readonly disabled: boolean }>
+    patch: EntryPatch,
+    options?: ChangeOptions
+  ): Promise<Changed & { readonly entry: Entry; readonly renamed: Renamed | undefined }>
+  /** With all below it, the deepest first. */
+  deleteEntry(id: string, options?: ChangeOptions): Promise<Changed>
+  toggleEntry(id: string, options?: ChangeOptions): Promise<Changed & { readonly disabled: boolean }>
+  /** @param position index among the children of `parent`; after them when left out */
+  moveEntry(
+    id: string,
+    parent: string | null,
+    position: number | undefined,
+    options?: ChangeOptions
+  ): Promise<Changed & { readonly renamed: Renamed }>
   /** Takes the program file as it is on disk now. */
-  reload(): Promise<{ readonly applied: readonly AppliedStep[] }>
-  /** Whether everything that can start has started. */
-  isReady(): boolean
+  reload(options?: ChangeOptions): Promise<Changed>
+  /**
+   * Swaps a provider for one of another config, under the same entry: consumers find no gap, the fiber counts as new.
+   * @param name id of an entry, or the label of a plugin that one entry uses
+   */
+  replaceProvider(name: string, config: JsonObject): Promise<{ readonly plugin: string; readonly fiberId: number }>
+  /** Takes a service of the kernel's own away, unless active fibers need it. */
+  retireService(name: string): Promise<{ readonly retired: boolean; readonly type: string; readonly woken: boolean }>
+  /** Gives a service of the kernel's own back. */
+  provideService(name: string): Promise<{ readonly provided: boolean; readonly type: string }>
+}
+
+/** Stands for a secret where configs are shown. */
+export const secretMask = '********'
+
+/** The count of dispatched events, as a service that can be retired and provided again. */
+export interface EventsService {
+  counts(): ReturnType<EventBus['counts']>
 }
 
 declare module './plugin.ts' {
   interface Services {
     /** Provided by the kernel itself. */
     kernel: KernelControl
+    events_service: EventsService
   }
 }

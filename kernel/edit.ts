@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import { access, constants, open, readlink, realpath, rename, rm, stat } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { CodedError, isCoded, messageOf } from './errors.ts'
-import type { Entry, JsonObject } from './program.ts'
+import { type Entry, type JsonObject, programOf } from './program.ts'
 import {
   type Inline,
   isArray,
@@ -25,6 +25,13 @@ import {
 export type ProgramEdit =
   | { readonly op: 'set-config'; readonly id: string; readonly config: JsonObject }
   | { readonly op: 'set-disabled'; readonly id: string; readonly disabled: boolean }
+  /** Another member of the entry; `undefined` takes it away. */
+  | {
+      readonly op: 'set'
+      readonly id: string
+      readonly key: 'plugin' | 'isolate' | 'intercept' | 'position'
+      readonly value: unknown
+    }
   | { readonly op: 'insert'; readonly entry: Entry; readonly before?: string }
   | { readonly op: 'remove'; readonly id: string }
   /** All at once, so that two entries may swap their ids. */
@@ -63,11 +70,23 @@ export function editProgram(text: string, edits: readonly ProgramEdit[]): string
 }
 
 /**
+ * The entries with the edits made, for a program that has no text.
+ * @throws CodedError `PROGRAM_NO_ENTRY`
+ */
+export function editEntries(entries: readonly Entry[], edits: readonly ProgramEdit[]): readonly Entry[] {
+  const tree: Tree = { entry: entries.map((entry) => ({ ...entry })) }
+  const wanted = edits.reduce((at, edit) => editTree(at, edit), tree)
+  return programOf({ entries: wanted['entry'] as readonly Entry[] }).entries
+}
+
+/**
  * Gives the value at `path` of any TOML text another value, by the smallest change; tables are compared key by key.
+ * `undefined` takes the key away.
  * @throws TypeError for what TOML cannot hold, TomlError for a text that is not valid
  */
 export function setIn(text: string, path: Path, value: unknown, eol = eolOf(text)): string {
-  const wanted = withValue(parseToml(text), path, toWritable(value, path.length))
+  const writable = value === undefined ? undefined : toWritable(value, path.length)
+  const wanted = withValue(parseToml(text), path, writable)
   for (let round = 0; ; round++) {
     const changes = diff(parseToml(text), wanted, [])
     // What goes first makes room: a table that turns into a number leaves, then the number comes.
@@ -87,6 +106,9 @@ function withValue(tree: unknown, [key, ...rest]: Path, value: unknown): unknown
   if (key === undefined) return value
   if (isArray(tree)) return tree.map((item, index) => (index === key ? withValue(item, rest, value) : item))
   const table = isTable(tree) ? tree : {}
+  if (value === undefined && rest.length === 0) {
+    return Object.fromEntries(Object.entries(table).filter(([name]) => name !== key))
+  }
   return { ...table, [key]: withValue(table[key], rest, value) }
 }
 
@@ -106,6 +128,12 @@ function editTree(tree: Tree, edit: ProgramEdit): Tree {
         return entries.map((entry) => (entry['id'] === edit.id ? { ...entry, config: edit.config } : entry))
       case 'set-disabled':
         return entries.map((entry) => (entry['id'] === edit.id ? { ...entry, disabled: edit.disabled } : entry))
+      case 'set':
+        return entries.map((entry) => {
+          if (entry['id'] !== edit.id) return entry
+          const { [edit.key]: _gone, ...rest } = entry
+          return edit.value === undefined ? rest : { ...rest, [edit.key]: edit.value }
+        })
       case 'remove':
         return entries.filter((entry) => entry['id'] !== edit.id)
       case 'rename': {
@@ -606,6 +634,8 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
       return setMember(text, indexOf(tree, edit.id), 'config', edit.config)
     case 'set-disabled':
       return setMember(text, indexOf(tree, edit.id), 'disabled', edit.disabled)
+    case 'set':
+      return setMember(text, indexOf(tree, edit.id), edit.key, edit.value)
     case 'rename':
       return edit.ids.reduce((renamed, [old, next]) => setMember(renamed, indexOf(tree, old), 'id', next), text)
     case 'remove':

@@ -13,7 +13,7 @@ const maxDraining = 8
  */
 export class Fiber {
   id: number
-  readonly entry: string
+  entry: string
   readonly kernel: Kernel
   state: FiberState = 'Inactive'
   error: unknown

@@ -2,7 +2,7 @@ import { Collection } from './collections.ts'
 import type { FiberStatus } from './control.ts'
 import { CodedError, messageOf } from './errors.ts'
 import { findCycles } from './cycles.ts'
-import { Bus } from './events.ts'
+import { Bus, Listener } from './events.ts'
 import { Fiber } from './fiber.ts'
 import { Generation, realmOf, type Target } from './generation.ts'
 import { type Logger, silentLogger } from './log.ts'
@@ -43,6 +43,8 @@ export class Kernel {
   readonly #byEntry = new Map<string, Fiber>()
   readonly #checks = new WeakMap<object, Check>()
   readonly #childIds = new Set<string>()
+  /** What the kernel itself provides. */
+  readonly #own = new Map<string, Generation>()
   #lastId = 0
   #transitions = 0
   #onSettled: (() => void)[] = []
@@ -89,14 +91,25 @@ export class Kernel {
     await this.#live(id).refresh()
   }
 
-  /** Swaps the entry to another plugin. Nobody finds a gap; the fiber counts as a new one and gets a new id. */
-  async replace(id: string, plugin: Plugin, config: unknown): Promise<void> {
+  /** The fiber counts as a new one from here on: its id is the next. */
+  renew(id: string): void {
     const fiber = this.#live(id)
-    await fiber.update(this.toTarget(plugin, config, id))
     this.#fibers.delete(fiber.id)
     this.#lastId += 1
     fiber.id = this.#lastId
     this.#fibers.set(fiber.id, fiber)
+  }
+
+  /** Gives entries other ids, all at once; fibers keep theirs, and nobody notices. */
+  rename(ids: readonly (readonly [old: string, next: string])[]): void {
+    const moved = ids.map(([old, next]) => [this.#byEntry.get(old), next] as const)
+    for (const [old] of ids) this.#byEntry.delete(old)
+    for (const [fiber, next] of moved) {
+      if (fiber === undefined) continue
+      fiber.entry = next
+      this.#byEntry.set(next, fiber)
+    }
+    this.resources.rename(ids)
   }
 
   /** Out of sight when this returns; the promise resolves when everything it made has been undone. */
@@ -131,13 +144,36 @@ export class Kernel {
     return this.services.slot(name).open ? (this.services.handle(name) as Services[K]) : undefined
   }
 
-  /** A service of the kernel itself: there from the start, to the end. */
+  /** A service of the kernel itself. */
   provide<K extends ServiceName>(name: K, service: Services[K]): void {
     const plugin = definePlugin({ name: 'kernel', provides: [name], apply: () => {} })
     const owner = new Fiber(this, 0, 'kernel', { plugin, config: {} })
     const generation = new Generation(owner, { plugin, config: {} })
     generation.phase = 'live'
     generation.provide(name, service as object)
+    this.#own.set(name, generation)
+  }
+
+  /**
+   * Takes a service of the kernel itself away.
+   * @returns whether it was there, and whether anybody was told
+   * @throws CodedError `SERVICE_GUARDED` while active fibers need it; detail `consumers` counts them
+   */
+  unprovide(name: ServiceName): { readonly retired: boolean; readonly woken: boolean } {
+    const generation = this.#own.get(name)
+    const slot = this.services.slot(name)
+    const users = [...slot.consumers].filter((fiber) => fiber.state === 'Active')
+    if (generation === undefined) return { retired: false, woken: false }
+    const consumers = users.filter((fiber) => (fiber.target?.plugin.inject as readonly string[]).includes(name)).length
+    if (consumers > 0) {
+      throw new CodedError('SERVICE_GUARDED', `${consumers} active consumer(s) still rely on service '${name}'`, {
+        detail: { consumers }
+      })
+    }
+    this.#own.delete(name)
+    this.withdraw(generation)
+    slot.empty(generation)
+    return { retired: true, woken: users.length > 0 }
   }
 
   fibers(): readonly FiberStatus[] {
@@ -163,6 +199,11 @@ export class Kernel {
       })
     }
     return { plugin, config: copy }
+  }
+
+  /** Calls back when a plugin has ended its own entry. */
+  onSelfDisposed(call: (id: string) => void): void {
+    this.events.add('kernel/self-disposed', new Listener(({ entry }: { entry: string }) => call(entry), undefined))
   }
 
   /** Resolves when no fiber is on its way to another state; old generations may still be draining. */

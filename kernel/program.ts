@@ -48,6 +48,15 @@ export interface Entry {
   readonly plugin: string
   readonly config: JsonObject
   readonly disabled: boolean
+  /**
+   * Service → the realm in which the entry and all below it see and provide it: one of that label, shared by all who
+   * name it, or with `true` one of the entry's own. A bare label stands for every service the entry provides.
+   */
+  readonly isolate?: string | Readonly<Record<string, boolean | string>>
+  /** Service → what is laid over its config for the entry and all below it. */
+  readonly intercept?: JsonObject
+  /** As older files have it: `parent` wins over the id, `position` is not looked at (the order of the file is). */
+  readonly position?: { readonly parent?: string; readonly position?: number }
 }
 
 /** What runs, in the order of the file. */
@@ -79,11 +88,14 @@ export const defaultSettings: ProgramSettings = {
 }
 
 type Kind = 'string' | 'boolean' | 'table'
-const entryKeys: Readonly<Record<string, Kind>> = {
-  id: 'string',
-  plugin: 'string',
-  config: 'table',
-  disabled: 'boolean'
+const entryKeys: Readonly<Record<string, readonly Kind[]>> = {
+  id: ['string'],
+  plugin: ['string'],
+  config: ['table'],
+  disabled: ['boolean'],
+  isolate: ['string', 'table'],
+  intercept: ['table'],
+  position: ['table']
 }
 const programKeys = ['kernel', 'entry']
 
@@ -320,10 +332,10 @@ function check(
   }
 
   const settings: Record<string, number> = { ...defaultSettings }
-  const given = tree['kernel'] ?? {}
-  if (!isTable(given)) report(['kernel'], `kernel must be a table, found ${kindOf(given)}`)
+  const table = tree['kernel'] ?? {}
+  if (!isTable(table)) report(['kernel'], `kernel must be a table, found ${kindOf(table)}`)
   else {
-    for (const [key, value] of Object.entries(given)) {
+    for (const [key, value] of Object.entries(table)) {
       if (!Object.hasOwn(defaultSettings, key)) {
         report(['kernel', key], `unknown key '${key}' in kernel${didYouMean(key, Object.keys(defaultSettings))}`)
       } else if (!Number.isInteger(value) || Number(value) < 1 || Number(value) > maxTimeoutMs) {
@@ -346,13 +358,14 @@ function check(
       const id = typeof item['id'] === 'string' && item['id'] !== '' ? item['id'] : undefined
       const named = id === undefined ? nameOf(path) : `entry '${printable(id)}'`
       for (const [key, value] of Object.entries(item)) {
-        const kind = Object.hasOwn(entryKeys, key) ? entryKeys[key] : undefined
-        if (kind === undefined) {
+        const kinds = Object.hasOwn(entryKeys, key) ? entryKeys[key] : undefined
+        if (kinds === undefined) {
           report([...path, key], `unknown key '${key}' in ${named}${didYouMean(key, Object.keys(entryKeys))}`)
-        } else if (value !== undefined && kindOf(value) !== kind) {
-          report([...path, key], `${key} of ${named} must be a ${kind}, found ${kindOf(value)}`)
+        } else if (value !== undefined && !(kinds as readonly string[]).includes(kindOf(value))) {
+          report([...path, key], `${key} of ${named} must be a ${kinds.join(' or a ')}, found ${kindOf(value)}`)
         }
       }
+      for (const { at, message } of scopeFaults(item)) report([...path, ...at], `${message} in ${named}`)
       for (const key of ['id', 'plugin']) {
         const value = item[key]
         if (value === undefined) report(path, `missing ${key} in ${named}`)
@@ -373,12 +386,36 @@ function check(
         id: id ?? '',
         plugin: item['plugin'] as string,
         config: config as JsonObject,
-        disabled: (item['disabled'] as boolean | undefined) ?? false
+        disabled: (item['disabled'] as boolean | undefined) ?? false,
+        ...given(item, ['isolate', 'intercept', 'position'])
       })
     }
   }
   if (more > 0) faults.push({ ...nowhere, message: `and ${more} more` })
   return { faults, program: { settings: settings as unknown as ProgramSettings, entries } }
+}
+
+/** The optional members of an entry that are there. */
+function given(item: Record<string, unknown>, keys: readonly string[]): Partial<Entry> {
+  return Object.fromEntries(keys.flatMap((key) => (item[key] === undefined ? [] : [[key, item[key]]])))
+}
+
+/** What is wrong within `isolate`, `intercept` and `position`. */
+function* scopeFaults(item: Record<string, unknown>): Iterable<{ readonly at: Path; readonly message: string }> {
+  const { isolate, intercept, position } = item
+  for (const [service, realm] of isTable(isolate) ? Object.entries(isolate) : []) {
+    if (typeof realm === 'boolean' || (typeof realm === 'string' && realm !== '')) continue
+    yield { at: ['isolate', service], message: `isolate.${service} must be true or the label of a realm` }
+  }
+  if (isolate === '') yield { at: ['isolate'], message: 'isolate is a label, or a table of services' }
+  for (const [service, overlay] of isTable(intercept) ? Object.entries(intercept) : []) {
+    if (isTable(overlay)) continue
+    yield { at: ['intercept', service], message: `intercept.${service} must be a table, found ${kindOf(overlay)}` }
+  }
+  for (const [key, value] of isTable(position) ? Object.entries(position) : []) {
+    if (key === 'parent' ? typeof value === 'string' : key === 'position' && Number.isInteger(value)) continue
+    yield { at: ['position', key], message: "position takes parent (an entry's id) and position (an integer)" }
+  }
 }
 
 /** The first thing in a config that no config may have. */

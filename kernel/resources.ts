@@ -1,6 +1,7 @@
 import type { Awaitable } from './plugin.ts'
 
 interface Held {
+  name: string
   readonly opening: Promise<unknown>
   users: number
   closing: Promise<void> | undefined
@@ -32,14 +33,14 @@ export class Resources {
       held = this.#held.get(name)
     }
     if (held === undefined) {
-      held = { opening: Promise.resolve().then(open), users: 0, closing: undefined }
+      held = { name, opening: Promise.resolve().then(open), users: 0, closing: undefined }
       this.#held.set(name, held)
     }
     const mine = held
     mine.users += 1
     try {
       const value = (await mine.opening) as T
-      return { value, release: () => this.#release(name, mine, value, close) }
+      return { value, release: () => this.#release(mine, value, close) }
     } catch (error) {
       mine.users -= 1
       if (this.#held.get(name) === mine) this.#held.delete(name)
@@ -47,12 +48,27 @@ export class Resources {
     }
   }
 
-  async #release<T>(name: string, held: Held, value: T, close: (resource: T) => Awaitable<void>): Promise<void> {
+  /** The resources of renamed entries go along. */
+  rename(ids: readonly (readonly [old: string, next: string])[]): void {
+    const next = new Map(ids)
+    const moved: [string, Held][] = []
+    for (const [name, held] of this.#held) {
+      const [entry, key, identity] = JSON.parse(name) as [string, string, unknown]
+      const renamed = next.get(entry)
+      if (renamed === undefined) continue
+      this.#held.delete(name)
+      held.name = JSON.stringify([renamed, key, identity])
+      moved.push([held.name, held])
+    }
+    for (const [name, held] of moved) this.#held.set(name, held)
+  }
+
+  async #release<T>(held: Held, value: T, close: (resource: T) => Awaitable<void>): Promise<void> {
     held.users -= 1
     if (held.users > 0) return
     held.closing = Promise.resolve()
       .then(() => close(value))
-      .finally(() => this.#held.delete(name))
+      .finally(() => this.#held.delete(held.name))
     await held.closing
   }
 }

@@ -1,6 +1,12 @@
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { type CodeLoader, createCodeLoader } from '../kernel/code.ts'
+import { type ProgramHost, startKernel } from '../kernel/host.ts'
 import { createJsonLogger, type LogFields, type Plugin, type ServiceName, type Services } from '../kernel/index.ts'
 import { Kernel } from '../kernel/kernel.ts'
 import type { ProgramSettings } from '../kernel/program.ts'
+import type { DispatchReply, Http } from '../plugins/http/types.ts'
 
 /** The part of a tap test that the harness uses. */
 interface Test {
@@ -61,10 +67,7 @@ export async function startHouse(t: Test, entries: readonly HouseEntry[], option
   t.teardown(async () => {
     if (!stopped) await kernel.stop()
     stopped = true
-    const left = kernel.fibers().map((fiber) => `${fiber.entry} (${fiber.pendingUndoLabels.join(', ')})`)
-    // Assertions inside a teardown count against the wrong test: the harness throws.
-    if (left.length > 0) throw new Error(`fibers left after stop: ${left.join('; ')}`)
-    if (kernel.resources.size > 0) throw new Error(`${kernel.resources.size} resources left after stop`)
+    assertNothingLeft(kernel)
   })
 
   const started = await Promise.allSettled(
@@ -77,6 +80,95 @@ export async function startHouse(t: Test, entries: readonly HouseEntry[], option
   if (failures.length === 1) throw failures[0]
   if (failures.length > 1) throw new AggregateError(failures, 'several entries of the house failed to start')
   return { kernel, lines, services: (name) => kernel.service(name) as never }
+}
+
+export interface ProgramHouse extends House {
+  readonly host: ProgramHost
+  /** Path of the program file. */
+  readonly file: string
+  /** The text of the program file as it is now. */
+  text(): string
+  /** A request in process, with the admin secret. */
+  admin(method: string, path: string, body?: unknown, headers?: Record<string, string>): Promise<DispatchReply>
+}
+
+const adminSecret = 'the-admin-secret-of-the-tests'
+
+/** What an admin needs to be heard, before the entries of the test. */
+const adminProgram = `
+[[entry]]
+id = "store"
+plugin = "store"
+
+[[entry]]
+id = "workers"
+plugin = "workers"
+
+[[entry]]
+id = "http"
+plugin = "http"
+config = { listen = false }
+
+[[entry]]
+id = "auth"
+plugin = "auth"
+
+[[entry]]
+id = "admin"
+plugin = "admin"
+`
+
+/**
+ * Starts a program file: the given text behind what an admin needs. Labels of `plugins` win over built-in ones.
+ * Everything is stopped when the test ends, as by {@link startHouse}.
+ */
+export async function startProgram(
+  t: Test & { testdir(content: Record<string, string>): string },
+  text: string,
+  plugins: Readonly<Record<string, Plugin>> = {}
+): Promise<ProgramHouse> {
+  const folder = t.testdir({ 'program.toml': adminProgram + text })
+  const file = join(folder, 'program.toml')
+  const lines: LogLine[] = []
+  const log = createJsonLogger({ level: 'debug', write: (line) => lines.push(JSON.parse(line) as LogLine) })
+  const builtins = createCodeLoader({ builtins: fileURLToPath(new URL('../plugins', import.meta.url)), base: folder })
+  const loader: CodeLoader = {
+    ...builtins,
+    labels: () => [...Object.keys(plugins), ...builtins.labels()],
+    load: async (label, options) => {
+      const plugin = Object.hasOwn(plugins, label) ? plugins[label] : undefined
+      return plugin === undefined ? builtins.load(label, options) : { plugin, files: [] }
+    }
+  }
+  const overrides = { store: { path: join(folder, 'data') }, auth: { admin_secret: adminSecret } }
+  const host = await startKernel({ program: file, loader, env: {}, overrides, log })
+  const { kernel } = host
+  t.teardown(async () => {
+    await host.stop()
+    assertNothingLeft(kernel)
+  })
+  return {
+    host,
+    kernel,
+    lines,
+    file,
+    services: (name) => kernel.service(name) as never,
+    text: () => readFileSync(file, 'utf8'),
+    admin: (method, path, body, headers = {}) =>
+      (kernel.service('http') as Http).dispatch({
+        method,
+        path: `/api/admin/cordis${path}`,
+        headers: { 'x-admin-secret': adminSecret, ...headers },
+        ...(body === undefined ? {} : { body })
+      })
+  }
+}
+
+function assertNothingLeft(kernel: Kernel): void {
+  const left = kernel.fibers().map((fiber) => `${fiber.entry} (${fiber.pendingUndoLabels.join(', ')})`)
+  // Assertions inside a teardown count against the wrong test: the harness throws.
+  if (left.length > 0) throw new Error(`fibers left after stop: ${left.join('; ')}`)
+  if (kernel.resources.size > 0) throw new Error(`${kernel.resources.size} resources left after stop`)
 }
 
 /** The built-in plugin of a label. */

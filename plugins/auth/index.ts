@@ -19,11 +19,13 @@ const config = schemaOf<Config>({
   properties: {
     jwt_secret: {
       type: 'string',
+      writeOnly: true,
       default: '',
       description: 'Signs tokens, at least 32 characters; when blank, one is made and kept in the data folder'
     },
     admin_secret: {
       type: 'string',
+      writeOnly: true,
       default: '',
       description: 'Opens the admin routes; when blank, one is made and kept in the data folder'
     },

@@ -2,14 +2,8 @@ import { CodedError } from '../../kernel/index.ts'
 import type { Principal } from '../http/types.ts'
 import type { Caller } from '../tools/types.ts'
 
-/** What a guard may know beyond who is calling. */
-interface TrustedPrincipal extends Principal {
-  /** Such as `confirm:<tool>`. */
-  readonly permissions?: ReadonlySet<string>
-}
-
 /** A tenant is one caller whichever of its keys it uses, a user whichever of their tokens. */
-export function callerOf({ kind, id, permissions }: TrustedPrincipal): Caller {
+export function callerOf({ kind, id, permissions }: Principal): Caller {
   const principal = kind === 'anonymous' ? undefined : `${kind}:${id}`
   return permissions === undefined ? { principal } : { principal, permissions }
 }

@@ -89,8 +89,9 @@ export function routes(tools: Tools, { server, require_auth }: Config): Route[] 
     path,
     operationId,
     summary,
-    ...(require_auth ? { guard: 'caller' } : {}),
-    replies: { 200: { type: 'object' }, 304: {}, ...(require_auth ? { 401: refusal } : {}) },
+    // A wrong credential is refused here too: whoever has one should learn that it is wrong.
+    guard: 'caller',
+    replies: { 200: { type: 'object' }, 304: {}, 401: refusal },
     errors,
     renderProblem,
     handle(request) {

@@ -7,6 +7,8 @@ export interface Principal {
   readonly id: string
   readonly email?: string
   readonly tenantId?: string
+  /** Grants that only trusted configuration gives, such as `confirm:<tool>`. */
+  readonly permissions?: ReadonlySet<string>
 }
 
 /** What a guard may look at. */

@@ -13,7 +13,11 @@ const config = schemaOf<Config>({
       pattern: '^https?://[^\\s@]+$',
       description: 'Where `/chat/completions` is found, such as `https://api.openai.com/v1`'
     },
-    api_key: { type: 'string', description: 'Sent as a bearer token; write `${NAME}` and keep it in the environment' },
+    api_key: {
+      type: 'string',
+      writeOnly: true,
+      description: 'Sent as a bearer token; write `${NAME}` and keep it in the environment'
+    },
     models: {
       type: 'array',
       items: { type: 'string', minLength: 1 },

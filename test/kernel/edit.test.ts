@@ -766,6 +766,8 @@ function expectedModels(models: readonly Model[], edit: ProgramEdit): Model[] {
       return models.map((model) => (model.id === edit.id ? { ...model, config: edit.config } : model))
     case 'set-disabled':
       return models.map((model) => (model.id === edit.id ? { ...model, disabled: edit.disabled } : model))
+    case 'set':
+      return models.map((model) => (model.id === edit.id ? { ...model, [edit.key]: edit.value } : model))
     case 'insert':
       return put(models, [edit.entry], edit.before)
     case 'remove':

@@ -626,7 +626,7 @@ t.test('a swap of the entry keeps the environment, and a transaction that began 
     tx.put('n', ['a'], 'from before')
   })
   await entered.passed
-  await house.kernel.replace('store', storePlugin, { path: t.testdirName })
+  await house.kernel.retarget({ id: 'store', plugin: storePlugin, config: { path: t.testdirName } })
   await put(store, 'n', ['b'], 'from after')
   passed.pass()
   await running

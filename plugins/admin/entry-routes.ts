@@ -1,0 +1,242 @@
+import {
+  type Changed,
+  type ChangeOptions,
+  type Entry,
+  type EntryInput,
+  type EntryPatch,
+  type KernelControl,
+  type StepAction,
+  schemaOf
+} from '../../kernel/index.ts'
+import type { Reply, Request, Route } from '../http/types.ts'
+import { anyObject, answered, base, json } from './answers.ts'
+
+type Params = { id: string }
+type Query = { dry_run: boolean }
+type Body = Record<string, unknown>
+
+/** The words of `GET entries`; the rows of `applied` use the others. */
+const pendingWords: Readonly<Record<StepAction, string>> = {
+  begin: 'Begin',
+  'update-config': 'UpdateConfig',
+  'rebuild-fiber': 'RebuildFiber',
+  retire: 'Retire'
+}
+
+const dryRun = schemaOf<Query>({
+  type: 'object',
+  properties: { dry_run: { type: 'boolean', default: false, description: 'Answer the plan, change nothing' } }
+})
+
+const common = { guard: 'admin', query: dryRun } as const
+const changeReplies = { 200: anyObject, 400: anyObject, 404: anyObject, 412: anyObject, 422: anyObject } as const
+
+/**
+ * Reads and changes the entries of the program. The bodies are those of the API's document, refusals included;
+ * `dry_run`, `ETag` and `If-Match` are additions.
+ */
+export function entryRoutes(kernel: KernelControl): readonly Route[] {
+  const listEntries: Route = {
+    method: 'GET',
+    path: `${base}/entries`,
+    operationId: 'listEntries',
+    summary: 'List the applied entries, and what the program file asks for beyond them',
+    guard: 'admin',
+    replies: { 200: anyObject, 422: anyObject },
+    handle: () =>
+      answered({ missing: {}, refused: { listed: false } }, async () => {
+        const { current, pending, path, dependencyCycles, etag } = await kernel.entries()
+        const body = {
+          current: current.map(toEntry),
+          pending: pending.map(toPending),
+          path: path ?? null,
+          dependency_cycles: dependencyCycles
+        }
+        return json(200, body, { etag })
+      })
+  }
+
+  const putEntry: Route<Record<string, string>, Query, Body> = {
+    ...common,
+    method: 'PUT',
+    path: `${base}/entries`,
+    operationId: 'putEntry',
+    summary: 'Put a whole entry in the place of the one of its id, or at the end',
+    body: schemaOf(anyObject),
+    replies: changeReplies,
+    handle: (request) => {
+      const wrong = wrongEntry(request.body)
+      if (wrong !== undefined) return json(400, { applied: [], error: wrong, code: 'INVALID_INPUT' })
+      return answered({ missing: { applied: [] }, refused: { applied: [] } }, async () =>
+        changed(request, await kernel.putEntry(toInput(request.body), optionsOf(request)), {})
+      )
+    }
+  }
+
+  const patchEntry: Route<Params, Query, Body> = {
+    ...common,
+    method: 'PATCH',
+    path: `${base}/entries/{id}`,
+    operationId: 'patchEntry',
+    summary: 'Change the present fields of an entry; the running plugin is swapped',
+    body: schemaOf(anyObject),
+    bodyOptional: true,
+    replies: { ...changeReplies, 409: anyObject },
+    handle: (request) => {
+      const wrong = wrongPatch(request.body)
+      if (wrong !== undefined) return json(400, { patched: false, error: wrong, code: 'INVALID_INPUT' })
+      const refusal = { missing: { patched: false }, refused: { applied: [], patched: false, reloaded: false } }
+      return answered(refusal, async () => {
+        const result = await kernel.patchEntry(request.params.id, request.body as EntryPatch, optionsOf(request))
+        const { renamed, entry } = result
+        return changed(request, result, {
+          patched: true,
+          ...(renamed === undefined ? {} : { renamed }),
+          entry: toEntry(entry)
+        })
+      })
+    }
+  }
+
+  const deleteEntry: Route<Params, Query> = {
+    ...common,
+    method: 'DELETE',
+    path: `${base}/entries/{id}`,
+    operationId: 'deleteEntry',
+    summary: 'Delete an entry with all below it',
+    replies: changeReplies,
+    handle: (request) =>
+      answered({ missing: { deleted: false }, refused: { applied: [], deleted: false } }, async () =>
+        changed(request, await kernel.deleteEntry(request.params.id, optionsOf(request)), {})
+      )
+  }
+
+  const toggleEntry: Route<Params, Query> = {
+    ...common,
+    method: 'POST',
+    path: `${base}/entries/{id}/toggle`,
+    operationId: 'toggleEntry',
+    summary: 'Disable an enabled entry, or enable a disabled one',
+    replies: changeReplies,
+    handle: (request) =>
+      answered({ missing: { toggled: false }, refused: { applied: [], toggled: false } }, async () => {
+        const result = await kernel.toggleEntry(request.params.id, optionsOf(request))
+        return changed(request, result, { disabled: result.disabled })
+      })
+  }
+
+  const moveEntry: Route<Params, Query, Body> = {
+    ...common,
+    method: 'POST',
+    path: `${base}/entries/{id}/move`,
+    operationId: 'moveEntry',
+    summary: 'Move an entry with all below it under another parent; nothing restarts',
+    body: schemaOf(anyObject),
+    bodyOptional: true,
+    replies: { ...changeReplies, 409: anyObject },
+    handle: (request) => {
+      const wrong = wrongPlace(request.body)
+      if (wrong !== undefined) return json(400, { error: wrong, code: 'INVALID_INPUT' })
+      const { parent, position } = request.body as { parent?: string | null; position?: number }
+      return answered({ missing: { moved: false }, refused: { moved: false } }, async () => {
+        const options = optionsOf(request)
+        const result = await kernel.moveEntry(request.params.id, parent ?? null, position, options)
+        const { renamed, applied, planned } = result
+        const noop = renamed.length === 0 && applied.length === 0 && planned.length === 0
+        return changed(request, result, { moved: true, noop, renamed })
+      })
+    }
+  }
+
+  const reload: Route<Record<string, string>, Query> = {
+    ...common,
+    method: 'POST',
+    path: `${base}/entries/reload`,
+    operationId: 'reloadProgram',
+    summary: 'Take the program file as it is on disk now',
+    replies: changeReplies,
+    handle: (request) =>
+      answered({ missing: { reloaded: false }, refused: { reloaded: false }, named: true }, async () =>
+        changed(request, await kernel.reload(optionsOf(request)), {})
+      )
+  }
+
+  const routes = [listEntries, putEntry, patchEntry, deleteEntry, toggleEntry, moveEntry, reload]
+  return routes as unknown as readonly Route[]
+}
+
+function optionsOf(request: Request<never, Query, never> | Request<Params, Query> | Request): ChangeOptions {
+  const ifMatch = request.header('if-match')
+  return { dryRun: (request.query as Query).dry_run, ...(ifMatch === undefined ? {} : { ifMatch }) }
+}
+
+/** What was applied and the members of the route; of a dry run only the plan. */
+function changed(request: { readonly query: Query }, { applied, planned }: Changed, members: object): Reply {
+  if (request.query.dry_run) return json(200, { applied: [], dry_run: true, planned: planned.map(toPending) })
+  return json(200, { applied, ...members })
+}
+
+function toPending({ id, action }: { readonly id: string; readonly action: StepAction }): object {
+  return { id, action: pendingWords[action] }
+}
+
+function toEntry({ id, plugin, config, disabled, isolate, intercept, position }: Entry): object {
+  const place = position === undefined ? {} : { position }
+  return { id, plugin, config, disabled, isolate: isolate ?? null, intercept: intercept ?? {}, ...place }
+}
+
+function toInput(body: Body): EntryInput {
+  const given = Object.entries(body).filter(([, value]) => value !== null && value !== undefined)
+  return Object.fromEntries(given) as unknown as EntryInput
+}
+
+const kinds: Readonly<Record<string, (value: unknown) => string | undefined>> = {
+  id: (value) => (typeof value === 'string' ? undefined : '"id" must be a string'),
+  plugin: (value) => (typeof value === 'string' ? undefined : '"plugin" must be a string'),
+  config: (value) => (isTable(value) ? undefined : '"config" must be an object or null'),
+  disabled: (value) => (typeof value === 'boolean' ? undefined : '"disabled" must be a boolean'),
+  isolate: (value) =>
+    typeof value === 'string' || isTable(value) ? undefined : '"isolate" must be a label, an object or null',
+  intercept: (value) => (isTable(value) ? undefined : '"intercept" must be an object or null'),
+  position: (value) => (isIndex(value) ? undefined : '"position" must be a non-negative integer'),
+  parent: (value) => (typeof value === 'string' ? undefined : '"parent" must be a string or null')
+}
+
+const nullable = ['config', 'isolate', 'intercept', 'parent']
+
+/** The first thing that is wrong with the members of a body, in words. */
+function wrongMembers(body: Body, known: readonly string[]): string | undefined {
+  for (const [key, value] of Object.entries(body)) {
+    if (!known.includes(key)) return `unknown field ${JSON.stringify(key)}; known: ${known.join(', ')}`
+    if (value === undefined || (value === null && nullable.includes(key))) continue
+    const wrong = kinds[key]?.(value)
+    if (wrong !== undefined) return wrong
+  }
+  return undefined
+}
+
+function wrongPatch(body: Body): string | undefined {
+  return wrongMembers(body, ['config', 'disabled', 'isolate', 'intercept', 'parent', 'position'])
+}
+
+function wrongPlace(body: Body): string | undefined {
+  return wrongMembers(body, ['parent', 'position'])
+}
+
+function wrongEntry(body: Body): string | undefined {
+  const { position, ...rest } = body
+  if (position !== undefined && position !== null && !isTable(position)) return '"position" must be an object or null'
+  const wrong = wrongMembers(rest, ['id', 'plugin', 'config', 'disabled', 'isolate', 'intercept'])
+  if (wrong !== undefined) return wrong
+  const { id, plugin } = rest
+  const blank = (value: unknown) => typeof value !== 'string' || value.trim() === ''
+  return blank(id) || blank(plugin) ? 'entry id and plugin must be non-empty' : undefined
+}
+
+function isIndex(value: unknown): boolean {
+  return Number.isInteger(value) && (value as number) >= 0
+}
+
+function isTable(value: unknown): boolean {
+  return value !== null && typeof value === 'object' && !Array.isArray(value)
+}
