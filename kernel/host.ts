@@ -66,7 +66,7 @@ interface Change {
 interface DirectService {
   /** As the API names it. */
   readonly type: string
-  make(): Services[ServiceName]
+  readonly make: () => Services[ServiceName]
 }
 
 /**
