@@ -4,8 +4,11 @@ import { type AddressInfo, createServer } from 'node:net'
 import { text } from 'node:stream/consumers'
 import { createParser } from 'eventsource-parser'
 import t from 'tap'
-import { type CodedError, definePlugin, type Plugin, schemaOf } from '../../kernel/index.ts'
+import { type CodedError, definePlugin, type Plugin, schemaOf, silentLogger } from '../../kernel/index.ts'
 import http from '../../plugins/http/index.ts'
+import { Head } from '../../plugins/http/heads.ts'
+import { openServer } from '../../plugins/http/listen.ts'
+import type { Exchange } from '../../plugins/http/transport.ts'
 import type { Request, Route, StreamEvent } from '../../plugins/http/types.ts'
 import { loadUws } from '../../plugins/http/uws.ts'
 import { askRaw, RawClient, readChunks } from '../fixtures/raw-client.ts'
@@ -709,6 +712,29 @@ for (const transport of transports) {
       await stream.closed()
     })
 
+    t.test('closing cuts off what has no answer yet, and lets out what has', async (t) => {
+      const server = await openServer('127.0.0.1', 0, transport, silentLogger)
+      const pending = deferred<Exchange>()
+      const handle = (exchange: Exchange) => {
+        if (exchange.path === '/never') pending.resolve(exchange)
+        else
+          void Promise.resolve().then(() => {
+            exchange.send(200, 'id', new Head([]), 'x'.repeat(10_000))
+            return server.close()
+          })
+      }
+      server.use({ handle, refuse: handle }, { maxConnections: 10, stallTimeoutMs: 1_000 })
+      const [never, last] = [await RawClient.connect(server.port), await RawClient.connect(server.port)]
+      never.write(get('/never'))
+      const exchange = await pending.promise
+      last.write(get('/last'))
+      t.match(await last.answers(1), [{ status: 200, body: 'x'.repeat(10_000) }], 'handed over just before')
+      await never.closed()
+      t.equal(never.text, '')
+      t.match(exchange, { isOver: true, isGone: true })
+      await server.close()
+    })
+
     t.test('a port that is taken is refused by name, and nothing is left half-open', async (t) => {
       for (const other of transports) {
         const { port } = await serve(t, other)
@@ -856,22 +882,6 @@ for (const transport of transports) {
     t.end()
   })
 }
-
-t.test('what does not end in time is cut off, and the stop goes on', async (t) => {
-  const begun = deferred()
-  const { port, kernel } = await serve(t, transports[0], [
-    route('GET', '/never', async () => {
-      begun.resolve()
-      return new Promise<never>(() => {})
-    })
-  ])
-  const client = await RawClient.connect(port)
-  client.write(get('/never'))
-  await begun.promise
-  await kernel.stop(10)
-  await client.closed()
-  t.equal(client.text, '')
-})
 
 t.test('where uWebSockets.js does not load, auto serves with node:http and says so once', async (t) => {
   const hooks = `export async function resolve(name, context, next) {
