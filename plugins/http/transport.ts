@@ -28,7 +28,16 @@ export interface Sink {
 
 const methods = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS'])
 const digits = /^\d{1,15}$/
-const visible = /^[\x21-\x7e]*$/
+const slash = 0x2f
+
+/** Whether all of it is visible ASCII. */
+function isVisible(text: string): boolean {
+  for (let at = 0; at < text.length; at++) {
+    const code = text.charCodeAt(at)
+    if (code < 0x21 || code > 0x7e) return false
+  }
+  return true
+}
 
 /** One request and the one answer to it, as a transport offers them to the dispatcher. */
 export abstract class Exchange {
@@ -122,7 +131,7 @@ export abstract class Exchange {
       }
     }
     if (hosts !== 1 || lengths + codings > 1) return 400
-    if (!this.path.startsWith('/') || !visible.test(this.path) || !visible.test(this.search)) return 400
+    if (this.path.charCodeAt(0) !== slash || !isVisible(this.path) || !isVisible(this.search)) return 400
     this.isFramed = lengths + codings > 0
     return methods.has(this.method) ? 0 : 501
   }
