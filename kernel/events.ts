@@ -11,7 +11,6 @@ export class Listener {
   readonly once: boolean
   readonly prepend: boolean
   readonly global: boolean
-  on = false
   /** It was to be called once, and has been. */
   spent = false
 
@@ -22,6 +21,18 @@ export class Listener {
     this.prepend = options.prepend ?? false
     this.global = options.global ?? false
   }
+
+  /** Whether a dispatch that began with it still calls it. Taking it away is for the next one; its owner's end is not. */
+  get isHeard(): boolean {
+    return !this.spent && (this.owner === undefined || this.owner.phase === 'live')
+  }
+}
+
+/** What all views of one bus share. */
+interface Shared {
+  readonly topics: Map<string, Topic>
+  /** A dispatch is being announced: those that its observers begin are not. */
+  announcing: boolean
 }
 
 interface Topic {
@@ -39,16 +50,16 @@ export interface BusOptions {
   readonly realmOf: (entry: string, service: string) => string
 }
 
-/** The event bus. Dispatches to the listeners that were there when it began, less those that have left since. */
+/** The event bus. Dispatches to the listeners that were there when it began, less those whose owners have left since. */
 export class Bus implements EventBus {
-  readonly #topics: Map<string, Topic>
+  readonly #shared: Shared
   readonly #options: BusOptions
   readonly #accepts: Accepts | undefined
   readonly #watchers: Topic
 
   constructor(options: BusOptions, parent?: Bus, accepts?: Accepts) {
     this.#options = options
-    this.#topics = parent === undefined ? new Map() : parent.#topics
+    this.#shared = parent === undefined ? { topics: new Map(), announcing: false } : parent.#shared
     this.#accepts = accepts
     this.#watchers = this.#topic('internal/dispatch')
   }
@@ -56,19 +67,17 @@ export class Bus implements EventBus {
   add(event: string, listener: Listener): void {
     if (listener.spent || this.#isVetoed(event, listener)) return
     const topic = this.#topic(event)
-    listener.on = true
     topic.listeners = listener.prepend ? [listener, ...topic.listeners] : [...topic.listeners, listener]
   }
 
   remove(event: string, listener: Listener): void {
-    listener.on = false
     const topic = this.#topic(event)
     topic.listeners = topic.listeners.filter((other) => other !== listener)
   }
 
   emit<K extends EventName>(event: K, ...args: Events[K]): void {
     for (const listener of this.#dispatch('emit', event, args)) {
-      if (!listener.on) continue
+      if (!listener.isHeard) continue
       if (listener.once) this.#spend(event, listener)
       try {
         const result = listener.call(...args)
@@ -84,7 +93,7 @@ export class Bus implements EventBus {
   async parallel<K extends EventName>(event: K, ...args: Events[K]): Promise<void> {
     const outcomes = await Promise.allSettled(
       this.#dispatch('parallel', event, args)
-        .filter((listener) => listener.on)
+        .filter((listener) => listener.isHeard)
         .map(async (listener) => {
           if (listener.once) this.#spend(event, listener)
           await listener.call(...args)
@@ -99,7 +108,7 @@ export class Bus implements EventBus {
 
   async serial<K extends EventName>(event: K, ...args: Events[K]): Promise<unknown> {
     for (const listener of this.#dispatch('serial', event, args)) {
-      if (!listener.on) continue
+      if (!listener.isHeard) continue
       if (listener.once) this.#spend(event, listener)
       const result = await listener.call(...args)
       if (isAnswer(result)) return result
@@ -109,7 +118,7 @@ export class Bus implements EventBus {
 
   bail<K extends EventName>(event: K, ...args: Events[K]): unknown {
     for (const listener of this.#dispatch('bail', event, args)) {
-      if (!listener.on) continue
+      if (!listener.isHeard) continue
       if (listener.once) this.#spend(event, listener)
       const result = listener.call(...args)
       if (isAnswer(result)) return result
@@ -122,7 +131,7 @@ export class Bus implements EventBus {
     const run = (index: number): R => {
       const listener = listeners[index]
       if (listener === undefined) return core(...args)
-      if (!listener.on) return run(index + 1)
+      if (!listener.isHeard) return run(index + 1)
       if (listener.once) this.#spend(event, listener)
       let called = false
       const next = (): R => {
@@ -136,7 +145,14 @@ export class Bus implements EventBus {
   }
 
   only(accepts: (entry: string) => boolean): EventBus {
-    return new Bus(this.#options, this, ({ owner }) => owner === undefined || accepts(owner.fiber.entry))
+    const before = this.#accepts
+    return new Bus(
+      this.#options,
+      this,
+      (listener) =>
+        (before === undefined || before(listener)) &&
+        (listener.owner === undefined || accepts(listener.owner.fiber.entry))
+    )
   }
 
   within(service: ServiceName, entry: string): EventBus {
@@ -147,7 +163,7 @@ export class Bus implements EventBus {
   counts(): ReturnType<EventBus['counts']> {
     const byEvent: Record<string, number> = {}
     let total = 0
-    for (const [event, topic] of [...this.#topics].sort(([a], [b]) => (a < b ? -1 : 1))) {
+    for (const [event, topic] of [...this.#shared.topics].sort(([a], [b]) => (a < b ? -1 : 1))) {
       if (isInternal(event) || topic.dispatched === 0) continue
       byEvent[event] = topic.dispatched
       total += topic.dispatched
@@ -163,8 +179,11 @@ export class Bus implements EventBus {
   #dispatch(mode: string, event: string, args: readonly unknown[]): readonly Listener[] {
     const topic = this.#topic(event)
     topic.dispatched += 1
-    if (this.#watchers.listeners.length > 0 && !isInternal(event)) {
+    const shared = this.#shared
+    if (this.#watchers.listeners.length > 0 && !shared.announcing && !isInternal(event)) {
+      shared.announcing = true
       this.emit('internal/dispatch', { mode, event, args })
+      shared.announcing = false
     }
     const accepts = this.#accepts
     if (accepts === undefined) return topic.listeners
@@ -173,7 +192,7 @@ export class Bus implements EventBus {
 
   /** Fails closed: a guard that throws keeps the listener out. */
   #isVetoed(event: string, listener: Listener): boolean {
-    const guards = this.#topics.get('internal/listener')
+    const guards = this.#shared.topics.get('internal/listener')
     if (guards === undefined || guards.listeners.length === 0 || isInternal(event)) return false
     const entry = listener.owner?.fiber.entry
     try {
@@ -185,10 +204,10 @@ export class Bus implements EventBus {
   }
 
   #topic(event: string): Topic {
-    let topic = this.#topics.get(event)
+    let topic = this.#shared.topics.get(event)
     if (topic === undefined) {
       topic = { listeners: [], dispatched: 0 }
-      this.#topics.set(event, topic)
+      this.#shared.topics.set(event, topic)
     }
     return topic
   }

@@ -1,11 +1,23 @@
+import { isDeepStrictEqual } from 'node:util'
 import { CodedError, messageOf } from './errors.ts'
-import { Generation, realmOf, type Target, within } from './generation.ts'
+import { Generation, likesOf, needsOf, realmOf, type Target, within } from './generation.ts'
 import type { Kernel } from './kernel.ts'
-import type { FiberState } from './plugin.ts'
+import type { FiberState, Plugin } from './plugin.ts'
 import { meets, type Slot } from './services.ts'
 
 /** At most this many replaced generations of one fiber drain at once; one more and the oldest is aborted. */
 const maxDraining = 8
+
+/** A generation that is being built, and what it is built for. */
+interface Build {
+  readonly generation: Generation
+  readonly old: Generation | undefined
+  readonly epochs: number
+  /** `apply` has ended; its gates are waited for. */
+  gated: boolean
+  /** Ends the wait for it. */
+  giveUp: (reason: CodedError) => void
+}
 
 /**
  * One running entry. A wish (`update`, `retire`) only moves the target; one transition at a time pursues the newest
@@ -15,34 +27,40 @@ export class Fiber {
   id: number
   entry: string
   readonly kernel: Kernel
+  /** The generation that mounted this plugin, for one that is no entry of the program. */
+  readonly parent: Generation | undefined
   state: FiberState = 'Inactive'
   error: unknown
   /** A config its plugin refused to take, until another one is taken. */
   vetoedConfig: unknown
   disposed = false
-  /** Counts the generations that went live. */
+  /** Counts the generations that were built to the end and not thrown away. */
   generation = 0
   current: Generation | undefined
-  readonly draining = new Set<Generation>()
   #target: Target | undefined
+  /** The target whose services this fiber is registered for. */
+  #aimed: Target | undefined
   #failed: Target | undefined
+  /** What a start was given up with that nobody will try again. */
+  #stuck: CodedError | undefined
+  #building: Build | undefined
   #pumping = false
   /** The world changed while a transition ran. */
   #kicked = false
   #wasActive = false
   #optional = ''
   #waiters: ((error?: unknown) => void)[] = []
-  /** Generations that are on their way out. */
-  readonly #ending = new Set<Promise<void>>()
+  #ending: Map<Generation, Promise<void>> | undefined
   /** Ends a wait for {@link #ending} early, since there may be something to do beside it. */
   #poke: (() => void) | undefined
   #needs: readonly Slot[] = []
   #likes: readonly Slot[] = []
 
-  constructor(kernel: Kernel, id: number, entry: string, target: Target) {
+  constructor(kernel: Kernel, id: number, entry: string, target: Target, parent?: Generation) {
     this.kernel = kernel
     this.id = id
     this.entry = entry
+    this.parent = parent
     this.#aim(target)
   }
 
@@ -50,20 +68,23 @@ export class Fiber {
     return this.#target
   }
 
+  /** Generations that are on their way out: the oldest first. */
+  get draining(): Iterable<Generation> {
+    return this.#ending?.keys() ?? []
+  }
+
+  get drainingCount(): number {
+    return this.#ending?.size ?? 0
+  }
+
   /** Resolves once it rests for the first time. @throws what its build failed with */
   begin(): Promise<void> {
     return this.#wish()
   }
 
-  /** Those that have not ended: the oldest that drains first, the current one last. */
-  *generations(): Iterable<Generation> {
-    yield* this.draining
-    if (this.current !== undefined) yield this.current
-  }
-
-  /** Names of needed services that are not there, or not in a version that will do. */
-  get waitingFor(): readonly string[] {
-    return this.#needs.flatMap((slot) => (this.#isMet(slot) ? [] : slot.name))
+  /** Needed services that are not there, or not in a version that will do. */
+  get missing(): readonly Slot[] {
+    return this.#needs.filter((slot) => !this.#isMet(slot))
   }
 
   /** Whether a service of the target's manifest is there in a version that will do. */
@@ -73,6 +94,13 @@ export class Fiber {
 
   #isMet(slot: Slot): boolean {
     return slot.open && meets(slot.version, this.#target?.plugin.requires[slot.name])
+  }
+
+  /** A plugin that was mounted is there as long as the generation that mounted it is in sight. */
+  #canRun(): boolean {
+    if (this.parent !== undefined && this.parent.phase !== 'live') return false
+    for (const slot of this.#needs) if (!this.#isMet(slot)) return false
+    return true
   }
 
   /**
@@ -88,13 +116,30 @@ export class Fiber {
     return this.#wish()
   }
 
+  /** As {@link update}; a target in which nothing that the plugin sees is another rebuilds nothing. */
+  retarget(target: Target): Promise<void> {
+    const present = this.#target
+    const same =
+      present?.plugin === target.plugin &&
+      isDeepStrictEqual(present.config, target.config) &&
+      seesTheSame(target.plugin, present, target)
+    if (!same || this.#pumping) return this.update(target)
+    if (this.#failed === present) this.#failed = target
+    this.#aim(target)
+    this.current?.adopt(target)
+    return Promise.resolve()
+  }
+
   /** Tries a start that failed once more, though nothing of the target has changed. */
   refresh(): Promise<void> {
     this.#failed = undefined
     return this.#wish()
   }
 
-  /** Out of sight at once, with all that depend on it; resolves when undone. Harmless when called again. */
+  /**
+   * Out of sight at once, with all that depend on it; resolves when undone. Harmless when called again.
+   * @throws CodedError `KERNEL_STUCK` when its start did not end in time: what comes of it later is undone as it comes
+   */
   retire(): Promise<void> {
     if (this.disposed) return Promise.resolve()
     this.#target = undefined
@@ -108,6 +153,7 @@ export class Fiber {
     if (this.#pumping) {
       this.#kicked = true
       this.#poke?.()
+      if (this.#building !== undefined && this.#isStale(this.#building)) this.#hurry(this.#building)
       return
     }
     this.#pumping = true
@@ -115,6 +161,21 @@ export class Fiber {
     queueMicrotask(() => {
       void this.#pump()
     })
+  }
+
+  /** What is of no use any more need not go on: `apply` may look at its signal, gates are not waited for. */
+  #hurry({ generation, gated, giveUp }: Build): void {
+    const reason = new CodedError('KERNEL_START_GIVEN_UP', `the start of entry '${this.entry}' is of no use any more`)
+    generation.abort(reason)
+    if (gated) giveUp(reason)
+  }
+
+  /** Tells everything that is on its way in or out to end now. */
+  abort(reason: CodedError): void {
+    this.#building?.generation.abort(reason)
+    this.#building?.giveUp(reason)
+    this.current?.abort(reason)
+    for (const generation of this.draining) generation.abort(reason)
   }
 
   #wish(): Promise<void> {
@@ -128,14 +189,25 @@ export class Fiber {
     return wish
   }
 
-  #aim(target: Target): void {
-    for (const slot of [...this.#needs, ...this.#likes]) slot.consumers.delete(this)
+  /** Registers where the target sees its services, and lets go of where the one before did. */
+  #aim(target: Target | undefined): void {
     const { services } = this.kernel
-    const slotOf = (name: string) => services.slot(name, realmOf(target, name))
-    this.#needs = target.plugin.inject.map(slotOf)
-    this.#likes = target.plugin.optional.map(slotOf)
+    const before = this.#aimed
+    for (const slot of this.#needs) slot.consumers.delete(this)
+    for (const slot of this.#likes) slot.consumers.delete(this)
+    if (target === undefined) {
+      this.#needs = []
+      this.#likes = []
+    } else {
+      for (const realm of realmsOf(target)) services.enter(realm)
+      const slotOf = (name: string) => services.slot(name, realmOf(target, name))
+      this.#needs = needsOf(target.plugin).map(slotOf)
+      this.#likes = likesOf(target.plugin).map(slotOf)
+    }
     for (const slot of this.#needs) slot.consumers.add(this)
     for (const slot of this.#likes) slot.consumers.add(this)
+    if (before !== undefined) for (const realm of realmsOf(before)) services.leave(realm)
+    this.#aimed = target
     this.#target = target
   }
 
@@ -145,9 +217,8 @@ export class Fiber {
       do this.#kicked = false
       while ((await this.#step()) || this.#kicked)
     } catch (error) {
-      this.error = error
-      this.#rest('Failed')
-      this.kernel.log.error('a transition failed', { entry: this.entry, error })
+      this.#fail(this.#target, error)
+      this.#settle(error)
     }
     this.#pumping = false
     this.kernel.leaveTransition()
@@ -156,63 +227,72 @@ export class Fiber {
   /** @returns whether there may be more to do */
   async #step(): Promise<boolean> {
     const target = this.#target
+    const { current } = this
     if (target === undefined) {
       this.#takeDown()
-      if (this.#ending.size > 0) {
+      if (this.drainingCount > 0) {
         await this.#untilEnded()
         return true
       }
       this.#dispose()
       return false
     }
-    const missing = this.waitingFor.length > 0
-    if (this.current?.phase === 'parked' && !missing && this.current.target === target)
-      return this.#leaveParking(this.current)
-    if (this.current !== undefined) {
-      if (missing || this.current.phase !== 'live') {
+    if (current !== undefined) {
+      const upToDate = current.target === target && this.#optional === this.#optionalNow()
+      const { phase } = current
+      if (!this.#canRun() || phase === 'leaving' || (phase === 'parked' && !upToDate)) {
         this.#takeDown()
         return true
       }
-      if (!this.current.ready) {
-        this.kernel.park(this.current)
+      if (!upToDate) {
+        await this.#swap(target, current)
         return true
       }
-      if (this.current.target === target && this.#optional === this.#optionalNow()) {
-        this.#settle()
-        return false
+      if (phase === 'parked') return this.#leaveParking(current)
+      if (!current.ready) {
+        this.kernel.park(current)
+        return true
       }
-      await this.#swap(target, this.current)
-      return true
-    }
-    if (missing) {
+      this.#rest('Active')
       this.#settle()
-      if (this.#ending.size > 0) {
+      return false
+    }
+    if (this.#failed === target) {
+      this.#rest('Failed')
+      this.#settle(this.error)
+      return false
+    }
+    if (!this.#canRun()) {
+      this.#settle()
+      if (this.drainingCount > 0) {
         await this.#untilEnded()
         return true
       }
       // A version that will not do is nothing that comes back by itself.
-      const refused = this.#needs.some((slot) => slot.open && !this.#isMet(slot))
+      const refused = this.missing.some((slot) => slot.open)
       this.#rest(this.#wasActive && !refused ? 'Pending' : 'Inactive')
-      return false
-    }
-    if (this.#failed === target) {
-      this.#settle(this.error)
       return false
     }
     await this.#start(target)
     return true
   }
 
-  /** Built and out of sight: shown as soon as every gate is open. */
+  /** Built and out of sight: shown as soon as every gate is open. @returns whether there may be more to do */
   #leaveParking(parked: Generation): boolean {
-    if (parked.ready) {
+    if (!parked.ready) {
+      this.#rest('Pending')
+      this.#settle()
+      return false
+    }
+    try {
       parked.commit(undefined)
-      this.#activated(parked)
+    } catch (error) {
+      this.#takeDown()
+      this.#fail(parked.target, error)
       return true
     }
-    this.#rest('Pending')
-    this.#settle()
-    return false
+    this.#activated(parked)
+    return true
   }
 
   #activated(generation: Generation): void {
@@ -223,20 +303,28 @@ export class Fiber {
     this.#rest('Active')
   }
 
+  /** Recorded, so that nobody tries this target again unasked. */
+  #fail(target: Target | undefined, error: unknown): void {
+    if (target === undefined || this.#target !== target) return
+    this.error = error
+    this.#failed = target
+    this.#wasActive = false
+    this.#rest('Failed')
+    // Whoever starts the kernel is about to be told why it cannot.
+    if (target.plugin.essential && !this.kernel.started) return
+    this.kernel.log.error(`entry '${this.entry}' failed to start: ${messageOf(error)}`, { entry: this.entry, error })
+  }
+
   async #start(target: Target): Promise<void> {
+    while (target.plugin.exclusive && this.drainingCount > 0) {
+      await this.#untilEnded()
+      if (this.#target !== target || !this.#canRun()) return
+    }
     this.#rest('Loading')
     try {
-      while (target.plugin.exclusive && this.#ending.size > 0) await this.#untilEnded()
-      await this.#buildAndCommit(target, undefined)
+      await this.#build(target, undefined)
     } catch (error) {
-      if (this.#target !== target) return
-      this.error = error
-      this.#failed = target
-      this.#wasActive = false
-      this.#rest('Failed')
-      // Whoever starts the kernel is about to be told why it cannot.
-      if (target.plugin.essential && !this.kernel.started) return
-      this.kernel.log.error(`entry '${this.entry}' failed to start: ${messageOf(error)}`, { entry: this.entry, error })
+      this.#fail(target, error)
     }
   }
 
@@ -244,20 +332,11 @@ export class Fiber {
     if (await this.#tookInPlace(target, old)) return
     this.#rest('Reloading')
     if (target.plugin.exclusive || old.target.plugin.exclusive) {
-      this.#takeDown()
-      while (this.#ending.size > 0) await this.#untilEnded()
-      if (this.#target !== target || this.waitingFor.length > 0) return
-      await this.#start(target)
-      // What could not overlap is gone already: the old target is built anew.
-      if (this.#failed === target && this.#target === target) {
-        this.#settle(this.error)
-        this.#aim(old.target)
-        await this.#start(old.target)
-      }
+      await this.#swapInTurn(target, old)
       return
     }
     try {
-      await this.#buildAndCommit(target, old)
+      await this.#build(target, old)
     } catch (error) {
       this.kernel.log.error(`entry '${this.entry}' keeps its old generation: ${messageOf(error)}`, {
         entry: this.entry,
@@ -267,18 +346,31 @@ export class Fiber {
       this.#aim(old.target)
       this.#optional = this.#optionalNow()
       this.#settle(error)
-      if (old.phase === 'live') this.#rest('Active')
     }
   }
 
-  /** Asks the plugin first; most have nothing to say. */
+  /** What cannot overlap is undone first, and built anew when what should take its place cannot be built. */
+  async #swapInTurn(target: Target, old: Generation): Promise<void> {
+    this.#takeDown()
+    while (this.drainingCount > 0) await this.#untilEnded()
+    if (this.#target !== target || !this.#canRun()) return
+    await this.#start(target)
+    if (this.#failed !== target || this.#target !== target) return
+    this.#settle(this.error)
+    this.#aim(old.target)
+    await this.#start(old.target)
+  }
+
+  /** Asks the plugin first, where nothing but its config has changed; most have nothing to say. */
   async #tookInPlace(target: Target, old: Generation): Promise<boolean> {
-    const { plugin, realms, overlays } = old.target
-    if (target.plugin !== plugin || target.realms !== realms || target.overlays !== overlays) return false
+    const { plugin } = old.target
+    if (!old.hasUpdateHooks || target === old.target || target.plugin !== plugin) return false
+    if (!seesTheSame(plugin, target, old.target) || this.#optional !== this.#optionalNow()) return false
+    const limitMs = this.kernel.settings.apply_timeout_ms
     try {
-      const verdict = await old.askUpdate(target.config)
+      const verdict = await within(limitMs, old.askUpdate(target.config), () => this.#late('update hook', limitMs))
       if (verdict !== 'handled' && verdict !== 'veto') return false
-      if (verdict === 'handled') old.target = target
+      if (verdict === 'handled') old.adopt(target)
       this.vetoedConfig = verdict === 'veto' ? target.config : undefined
       if (this.#target === target) this.#target = old.target
       return true
@@ -289,46 +381,78 @@ export class Fiber {
     }
   }
 
-  /** The next generation beside the old one, or no trace of it. */
-  async #buildAndCommit(target: Target, old: Generation | undefined): Promise<void> {
-    const { settings } = this.kernel
+  /**
+   * Builds the next generation beside the old one and puts it in its place. Nothing has changed when it fails, or when
+   * the world it was built for has changed meanwhile: then the next step begins anew.
+   * @throws what it failed with
+   */
+  async #build(target: Target, old: Generation | undefined): Promise<void> {
     const next = new Generation(this, target)
-    const epochs = this.#needs.map((slot) => slot.epoch).join()
     const optional = this.#optionalNow()
+    const build: Build = { generation: next, old, epochs: this.#epochs(), gated: false, giveUp: () => {} }
+    this.#building = build
+    let hangs = true
+    let failure: unknown
     try {
-      const late = () =>
-        new CodedError(
-          'KERNEL_APPLY_TIMEOUT',
-          `apply of plugin '${target.plugin.name}' (entry '${this.entry}') did not end within ${settings.apply_timeout_ms} ms`
-        )
       const built = next.build()
-      if (built instanceof Promise) await within(settings.apply_timeout_ms, built, late)
-      // What it was built for has changed while it was built: the next step begins anew.
-      const stale =
-        this.#target !== target || this.waitingFor.length > 0 || epochs !== this.#needs.map((slot) => slot.epoch).join()
-      if (stale || (old !== undefined && old.phase !== 'live')) {
-        await next.undo(settings.undo_timeout_ms)
-        return
+      if (built instanceof Promise)
+        await this.#bounded(
+          build,
+          built.finally(() => (hangs = false)),
+          'apply'
+        )
+      else hangs = false
+      if (old !== undefined && !next.ready) {
+        build.gated = true
+        await this.#bounded(build, next.whenReady(), `gate '${next.closedGates.join("', '")}'`)
       }
-      if (!next.ready && old !== undefined) await within(settings.apply_timeout_ms, next.whenReady(), late)
-      if (!next.ready) {
-        next.withdraw('parked')
-        this.current = next
-        this.#optional = optional
-        this.generation += 1
-        return
+      if (!this.#isStale(build)) {
+        if (next.ready) next.commit(old)
+        else next.withdraw('parked')
       }
-      next.commit(old)
     } catch (error) {
-      next.abort(new CodedError('KERNEL_START_GIVEN_UP', `the start of entry '${this.entry}' was given up`))
-      await next.undo(settings.undo_timeout_ms)
-      throw error
+      failure = error
+    }
+    this.#building = undefined
+    if (next.phase === 'building') {
+      // The failure of what is of no use any more is none.
+      const reported = this.#isStale(build) ? undefined : failure
+      if (hangs && this.#target === undefined) this.#stuck = this.#stuckNow()
+      if (old === undefined) this.#rest('Unloading')
+      await next.discard(
+        new CodedError('KERNEL_START_GIVEN_UP', `the start of entry '${this.entry}' was given up`),
+        this.kernel.settings.undo_timeout_ms
+      )
+      if (reported !== undefined) throw reported
+      return
     }
     this.#optional = optional
     this.generation += 1
     this.vetoedConfig = undefined
+    if (next.phase === 'parked') {
+      this.current = next
+      return
+    }
     this.#activated(next)
     if (old !== undefined) this.#end(old)
+  }
+
+  /** What it was begun for has changed since. */
+  #isStale({ generation, old, epochs }: Build): boolean {
+    return (
+      this.#target !== generation.target ||
+      !this.#canRun() ||
+      epochs !== this.#epochs() ||
+      (old !== undefined && old.phase !== 'live')
+    )
+  }
+
+  #bounded(build: Build, work: Promise<void>, what: string): Promise<void> {
+    const givenUp = new Promise<void>((_resolve, reject) => {
+      build.giveUp = reject
+    })
+    const limitMs = this.kernel.settings.apply_timeout_ms
+    return within(limitMs, Promise.race([work, givenUp]), () => this.#late(what, limitMs))
   }
 
   /** Takes the current generation out of sight, with those that need it, and lets it end in the background. */
@@ -348,7 +472,7 @@ export class Fiber {
       this.#poke = resolve
     })
     this.kernel.leaveTransition()
-    await Promise.race([Promise.all(this.#ending), poked])
+    await Promise.race([Promise.all(this.#ending?.values() ?? []), poked])
     this.kernel.enterTransition()
     this.#poke = undefined
   }
@@ -356,38 +480,47 @@ export class Fiber {
   /** Ends a generation that is out of sight: those that need it first, then what it serves, then its effects. */
   #end(old: Generation): void {
     const { kernel } = this
-    this.draining.add(old)
-    if (this.draining.size > maxDraining) {
-      const oldest = this.draining.values().next().value
-      oldest?.abort(
-        new CodedError('DRAIN_TIMEOUT', `entry '${this.entry}' has been replaced ${maxDraining} times since`)
-      )
+    this.#ending ??= new Map()
+    const { size } = this.#ending
+    if (size >= maxDraining) {
+      const [oldest] = this.#ending.keys()
+      oldest?.abort(new CodedError('DRAIN_TIMEOUT', `entry '${this.entry}' has been replaced ${size} times since`))
     }
-    const ending = old.end(kernel.drainTimeMs, kernel.settings.undo_timeout_ms).finally(() => {
-      this.draining.delete(old)
-      this.#ending.delete(ending)
-    })
-    this.#ending.add(ending)
+    const ending = old.end(kernel.drainTimeMs, kernel.settings.undo_timeout_ms)
+    this.#ending.set(
+      old,
+      ending.finally(() => this.#ending?.delete(old))
+    )
   }
 
   #dispose(): void {
-    for (const slot of [...this.#needs, ...this.#likes]) slot.consumers.delete(this)
+    this.#aim(undefined)
     this.disposed = true
     this.error = undefined
-    this.#rest('Inactive')
     this.kernel.forget(this)
-    this.#settle()
+    this.#announce('Inactive')
+    this.#settle(this.#stuck)
+  }
+
+  /** Tells apart the times the needed services came back: each of their epochs only grows. */
+  #epochs(): number {
+    let sum = 0
+    for (const slot of this.#needs) sum += slot.epoch
+    return sum
   }
 
   #optionalNow(): string {
-    return this.#likes.map((slot) => (slot.open ? slot.epoch : '-')).join()
+    return this.#likes.map((slot) => (this.#isMet(slot) ? slot.epoch : '-')).join()
   }
 
   #rest(state: FiberState): void {
+    if (this.state !== state) this.#announce(state)
+  }
+
+  #announce(state: FiberState): void {
     const was = this.state
-    if (was === state) return
     this.state = state
-    this.kernel.events.emit('kernel/fiber-changed', { entry: this.entry, state, was })
+    this.kernel.events.emit('kernel/fiber-changed', { entry: this.entry, state, was, disposed: this.disposed })
   }
 
   /** Tells all who wished so far: their wish, or a later one, has been dealt with. */
@@ -396,4 +529,33 @@ export class Fiber {
     this.#waiters = []
     for (const settle of waiters) settle(error)
   }
+
+  #stuckNow(): CodedError {
+    const { apply_timeout_ms: limitMs } = this.kernel.settings
+    const message = `fiber ${this.id} (entry '${this.entry}') stuck in transition over ${limitMs} ms: its apply does not end`
+    this.kernel.log.error(message, { entry: this.entry })
+    return new CodedError('KERNEL_STUCK', message)
+  }
+
+  #late(what: string, limitMs: number): CodedError {
+    const plugin = this.#aimed?.plugin.name
+    const message = `${what} of plugin '${plugin}' (entry '${this.entry}') did not end within ${limitMs} ms`
+    return new CodedError('KERNEL_APPLY_TIMEOUT', message)
+  }
+}
+
+/** Every service a plugin names. */
+function namesOf({ inject, optional, provides }: Plugin): readonly string[] {
+  return [...inject, ...optional, ...provides]
+}
+
+function realmsOf({ realms }: Target): readonly string[] {
+  return realms === undefined ? [] : Object.values(realms)
+}
+
+/** Whether the plugin sees and provides its services in the same places, and through the same overlays. */
+function seesTheSame(plugin: Plugin, a: Target, b: Target): boolean {
+  return namesOf(plugin).every(
+    (name) => realmOf(a, name) === realmOf(b, name) && isDeepStrictEqual(a.overlays?.[name], b.overlays?.[name])
+  )
 }

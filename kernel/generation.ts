@@ -1,4 +1,5 @@
 import { type Collection, Item } from './collections.ts'
+import { PluginContext } from './context.ts'
 import { CodedError } from './errors.ts'
 import { type AnyListener, Listener } from './events.ts'
 import type { Fiber } from './fiber.ts'
@@ -6,24 +7,18 @@ import type { Logger } from './log.ts'
 import type {
   Awaitable,
   Child,
-  CollectionName,
   Collector,
   Context,
-  Contributions,
-  EventBus,
-  EventName,
-  Events,
   Gate,
   Lease,
   ListenOptions,
   Overlay,
   Plugin,
   ProvideOptions,
-  ServiceName,
   Undo,
   UpdateVerdict
 } from './plugin.ts'
-import { commonRealm, type Offer, type Slot } from './services.ts'
+import { commonRealm, type Offer, type Slot, type View } from './services.ts'
 
 /**
  * `building`: `apply` runs, nothing is visible. `parked`: built, and out of sight until its gates open. `live`: visible.
@@ -37,9 +32,9 @@ export interface Target {
   /** Checked, with its defaults. */
   readonly config: unknown
   /** Service → the realm in which the plugin sees and provides it; the common one where none is named. */
-  readonly realms?: Readonly<Record<string, string>>
+  readonly realms?: Readonly<Record<string, string>> | undefined
   /** Service → what is laid over its config for this plugin. */
-  readonly overlays?: Readonly<Record<string, Overlay>>
+  readonly overlays?: Readonly<Record<string, Overlay>> | undefined
 }
 
 /** The realm in which a target sees and provides a service. */
@@ -47,11 +42,26 @@ export function realmOf(target: Target, service: string): string {
   return target.realms?.[service] ?? commonRealm
 }
 
+/** What has to be there before the plugin can be built: what it injects and does not provide itself. */
+export function needsOf({ inject, provides }: Plugin): readonly string[] {
+  return without(inject, provides)
+}
+
+/** What it is rebuilt for when it comes or goes. */
+export function likesOf({ optional, provides }: Plugin): readonly string[] {
+  return without(optional, provides)
+}
+
+function without(names: readonly string[], others: readonly string[]): readonly string[] {
+  return names.some((name) => others.includes(name)) ? names.filter((name) => !others.includes(name)) : names
+}
+
 interface Provided extends Offer {
   readonly check: (() => boolean) | undefined
 }
 
-interface Effect {
+/** Something made, and how it is taken back. */
+export interface Effect {
   readonly label: string | undefined
   readonly undo: Undo
 }
@@ -59,7 +69,7 @@ interface Effect {
 /** How long an aborted generation may still take to end what it began, such as the last event of a stream. */
 const graceMs = 2_000
 
-const nothing: Undo = () => {}
+const nothing = () => {}
 
 /** One run of a plugin's `apply`, with all that it made: staged while it builds, shown in one commit, undone at the end. */
 export class Generation {
@@ -69,6 +79,8 @@ export class Generation {
   readonly log: Logger
   phase: Phase = 'building'
   readonly #effects: Effect[] = []
+  #uses: readonly Slot[] = []
+  #views: Map<Slot, View> | undefined
   #provided: Map<Slot, Provided> | undefined
   #items: Map<Collection, Item[]> | undefined
   #collectors: Map<Collection, Collector<unknown>> | undefined
@@ -76,15 +88,14 @@ export class Generation {
   #commitSteps: (() => void)[] | undefined
   #children: MountedPlugin[] | undefined
   #updateHooks: ((config: never) => Awaitable<UpdateVerdict>)[] | undefined
-  #closedGates = 0
+  #gates: { readonly label: string; open: boolean }[] | undefined
   #onReady: (() => void) | undefined
-  /** Generations that were built on what this one provides and have to end before it. */
-  readonly dependents = new Set<Generation>()
+  /** Generations that were built on what this one provides and have to end before it; whether they need it. */
+  #dependents: Map<Generation, boolean> | undefined
   #ended: Promise<void> | undefined
   #leases = 0
   #onEnd: ((ended: Promise<void>) => void) | undefined
-  #onIdle: (() => void) | undefined
-  #expire: ((reason: CodedError) => void) | undefined
+  #onIdle: (() => void)[] | undefined
   #abort: AbortController | undefined
 
   constructor(fiber: Fiber, target: Target) {
@@ -95,16 +106,51 @@ export class Generation {
 
   /** Runs `apply`. What it made stays staged until {@link commit}. */
   build(): Awaitable<void> {
+    const { plugin, config } = this.target
+    if (plugin.inject.length > 0 || plugin.optional.length > 0) {
+      this.#uses = [...needsOf(plugin), ...likesOf(plugin)].map((name) => this.slot(name))
+      for (const slot of this.#uses) slot.users.add(this)
+    }
     const context = new PluginContext(this)
-    return this.target.plugin.apply(
-      context as unknown as Context<never, never, never, never>,
-      this.target.config as never
-    )
+    return plugin.apply(context as unknown as Context<never, never, never, never>, config as never)
+  }
+
+  /** Whether it cannot go on without the service. */
+  needs(slot: Slot): boolean {
+    return needsOf(this.target.plugin).includes(slot.name)
+  }
+
+  /** The late-bound handle of a service, seen through this generation's overlay. */
+  handle(name: string): object {
+    const overlay = this.target.overlays?.[name]
+    if (overlay === undefined) return this.fiber.kernel.services.handle(name, realmOf(this.target, name))
+    const slot = this.slot(name)
+    let view = this.#views?.get(slot)
+    if (view === undefined) {
+      view = slot.view(overlay)
+      this.#views ??= new Map()
+      this.#views.set(slot, view)
+    }
+    return view.handle
+  }
+
+  /** Whether somebody provides the service now. */
+  sees(name: string): boolean {
+    return this.fiber.kernel.services.find(name, realmOf(this.target, name))?.open ?? false
+  }
+
+  /** What this generation itself provides under a name, visible or not. */
+  own(name: string): object | undefined {
+    return this.#provided?.get(this.slot(name))?.service
   }
 
   /** Every gate is open. */
   get ready(): boolean {
-    return this.#closedGates === 0
+    return this.closedGates.length === 0
+  }
+
+  get closedGates(): readonly string[] {
+    return (this.#gates ?? []).flatMap((gate) => (gate.open ? [] : gate.label))
   }
 
   /** Resolves when every gate is open. */
@@ -117,16 +163,20 @@ export class Generation {
 
   gate(label: string): Gate {
     this.assertBuilding(`make the gate '${label}'`)
-    let open = false
-    this.#closedGates += 1
-    const turn = (to: boolean) => {
-      if (open === to || this.phase === 'undoing' || this.phase === 'ended') return
-      open = to
-      this.#closedGates += open ? -1 : 1
+    const gate = { label, open: false }
+    this.#gates ??= []
+    this.#gates.push(gate)
+    const turn = (open: boolean) => {
+      if (gate.open === open || !this.isOpen) return
+      gate.open = open
       if (this.ready) this.#onReady?.()
       this.fiber.kick()
     }
     return { open: () => turn(true), close: () => turn(false) }
+  }
+
+  get hasUpdateHooks(): boolean {
+    return this.#updateHooks !== undefined
   }
 
   hookUpdate(hook: (config: never) => Awaitable<UpdateVerdict>): void {
@@ -149,12 +199,42 @@ export class Generation {
 
   mount(plugin: Plugin, config: unknown): Child {
     this.assertOpen()
-    const child = new MountedPlugin(this, plugin, config)
+    const { kernel, entry } = this.fiber
     this.#children ??= []
-    this.#children.push(child)
-    this.record(`plugin:${plugin.name}`, () => child.dispose())
+    const siblings = this.#children
+    let id = `${entry}/${plugin.name}`
+    for (let n = 2; siblings.some((sibling) => sibling.entry === id) || kernel.isProgramEntry(id); n++) {
+      id = `${entry}/${plugin.name}#${n}`
+    }
+    const { realms, overlays } = this.target
+    const target = kernel.targetOf({ id, plugin, config, realms, overlays })
+    const child = new MountedPlugin(this, id, target, () => {
+      siblings.splice(siblings.indexOf(child), 1)
+      this.#forget(effect)
+    })
+    siblings.push(child)
+    const effect = this.record(`plugin:${plugin.name}`, () => child.retire())
     if (this.phase === 'live') child.start()
     return child
+  }
+
+  /** Takes over a target in which nothing that matters to this generation is another. */
+  adopt(target: Target): void {
+    this.target = target
+    for (const child of this.#children ?? []) child.rescope(target)
+  }
+
+  /** Ends the whole entry. @throws CodedError `KERNEL_REENTRANT` within apply and undos */
+  async disposeFiber(): Promise<void> {
+    const { fiber, phase } = this
+    if (phase === 'building' || phase === 'undoing') {
+      throw new CodedError('KERNEL_REENTRANT', `reentrant transition on fiber ${fiber.id} (entry '${fiber.entry}')`)
+    }
+    // One that is leaving has been replaced, or is about to end with its fiber.
+    if (phase === 'leaving' || phase === 'ended') return this.ended()
+    // What another plugin mounted is no entry of the program.
+    if (fiber.parent === undefined) fiber.kernel.events.emit('kernel/self-disposed', { entry: fiber.entry })
+    await fiber.retire()
   }
 
   get signal(): AbortSignal {
@@ -165,7 +245,11 @@ export class Generation {
   abort(reason: CodedError): void {
     this.#abort ??= new AbortController()
     this.#abort.abort(reason)
-    this.#expire?.(reason)
+    for (const child of this.#children ?? []) child.abort(reason)
+  }
+
+  get aborted(): boolean {
+    return this.#abort?.signal.aborted ?? false
   }
 
   get leases(): number {
@@ -178,7 +262,9 @@ export class Generation {
 
   leave(): void {
     this.#leases -= 1
-    if (this.#leases === 0) this.#onIdle?.()
+    if (this.#leases > 0 || this.#onIdle === undefined) return
+    for (const resolve of this.#onIdle) resolve()
+    this.#onIdle = undefined
   }
 
   lease(): Lease {
@@ -197,9 +283,14 @@ export class Generation {
     return this.#effects.flatMap((effect) => effect.label ?? [])
   }
 
+  /** Built, and not on its way out. */
+  get stands(): boolean {
+    return this.phase === 'live' || this.phase === 'parked'
+  }
+
   /** Whether new effects are still undone in their turn. */
   get isOpen(): boolean {
-    return this.phase === 'building' || this.phase === 'live' || this.phase === 'parked'
+    return this.phase === 'building' || this.stands
   }
 
   /** @throws CodedError `KERNEL_INACTIVE` once the generation is going away */
@@ -214,8 +305,28 @@ export class Generation {
     if (this.phase !== 'building') throw new TypeError(`entry '${this.fiber.entry}' can only ${what} within apply`)
   }
 
-  record(label: string | undefined, undo: Undo): void {
-    this.#effects.push({ label, undo })
+  record(label: string | undefined, undo: Undo): Effect {
+    const effect = { label, undo }
+    this.#effects.push(effect)
+    return effect
+  }
+
+  /** As {@link record}, for an undo that may come too late to be undone in its turn: it is then run at once. */
+  keep(label: string | undefined, undo: Undo): Awaitable<Effect | undefined> {
+    if (this.isOpen) return this.record(label, undo)
+    return this.#takeBack({ label, undo }, this.fiber.kernel.settings.undo_timeout_ms)?.then(() => undefined)
+  }
+
+  /** Takes some effects back before their turn, the last one first. */
+  async revoke(effects: readonly Effect[]): Promise<void> {
+    const mine = effects.filter((effect) => this.#forget(effect))
+    for (const effect of mine.reverse()) await this.#takeBack(effect, this.fiber.kernel.settings.undo_timeout_ms)
+  }
+
+  #forget(effect: Effect): boolean {
+    const at = this.#effects.lastIndexOf(effect)
+    if (at >= 0) this.#effects.splice(at, 1)
+    return at >= 0
   }
 
   slot(name: string): Slot {
@@ -231,16 +342,16 @@ export class Generation {
     assertService(name, service)
     const slot = this.slot(name)
     this.#assertFree(slot)
+    if (this.#provided?.has(slot)) throw new TypeError(`plugin '${plugin.name}' provides '${name}' twice; use set`)
     const { check, withOverlay } = options
     const provided = { service, version: plugin.versions[name] ?? '0', withOverlay, check }
+    if (this.phase === 'live') assertAvailable(name, provided, this.log)
     this.#provided ??= new Map()
     this.#provided.set(slot, provided)
     this.record(`provide:${name}`, () => slot.empty(this))
-    if (this.phase === 'live') {
-      assertAvailable(name, provided, this.log)
-      slot.fill(this, provided, false)
-      this.fiber.kernel.wake(slot)
-    }
+    if (this.phase !== 'live') return
+    slot.fill(this, provided, false)
+    this.fiber.kernel.wake(slot)
   }
 
   /** @throws CodedError when somebody else provides it, or nobody */
@@ -262,12 +373,8 @@ export class Generation {
     this.assertOpen()
     const collection = this.fiber.kernel.collection(name)
     const items = values.map((value) => new Item(value, this))
-    if (this.phase === 'live') {
-      const next = [...collection.items, ...items]
-      collection.check(next, undefined)
-      collection.show(next)
-      collection.tell()
-    }
+    const next = [...collection.items, ...items]
+    if (this.phase === 'live') collection.check(next, undefined)
     this.#items ??= new Map()
     const staged = this.#items.get(collection)
     if (staged === undefined) {
@@ -276,6 +383,7 @@ export class Generation {
     } else {
       staged.push(...items)
     }
+    if (this.phase === 'live') this.#show(collection, next)
   }
 
   collect(name: string, collector: Collector<unknown>): void {
@@ -334,7 +442,7 @@ export class Generation {
     const woken: Slot[] = []
     for (const [slot, provided] of this.#provided ?? []) {
       const swapped = old !== undefined && slot.provider === old
-      if (!swapped) woken.push(slot)
+      if (!swapped || slot.version !== provided.version) woken.push(slot)
       slot.fill(this, provided, swapped)
     }
     for (const [collection, next] of touched) collection.show(next)
@@ -343,11 +451,10 @@ export class Generation {
     for (const [event, listener] of this.#listeners ?? []) kernel.events.add(event, listener)
     for (const [collection, collector] of this.#collectors ?? []) collection.seat(this, collector)
     for (const step of this.#commitSteps ?? []) this.#contain(step, 'a commit step')
-    for (const collection of touched.keys())
-      this.#contain(() => collection.tell(), `the collector of ${collection.name}`)
+    for (const collection of touched.keys()) this.#tell(collection)
     for (const child of old === undefined ? [] : (old.#children ?? [])) child.hide()
     for (const child of this.#children ?? []) child.start()
-    for (const slot of woken) kernel.wake(slot)
+    for (const slot of woken) kernel.offer(slot)
     // A service that this generation no longer offers goes away with the old one.
     if (old !== undefined) kernel.withdrawDependents(old)
   }
@@ -357,12 +464,19 @@ export class Generation {
     const wasLive = this.phase === 'live'
     this.phase = next
     if (!wasLive) return
-    for (const child of this.#children ?? []) child.hide()
-    for (const collection of this.#items?.keys() ?? []) {
-      collection.show(collection.after(this, []))
-      this.#contain(() => collection.tell(), `the collector of ${collection.name}`)
+    // One that is parked time and again does not remember all who were there before.
+    for (const dependent of keysOf(this.#dependents)) {
+      if (dependent.phase === 'ended') this.#dependents?.delete(dependent)
     }
+    for (const child of this.#children ?? []) child.hide()
+    for (const collection of this.#items?.keys() ?? []) this.#show(collection, collection.after(this, []))
     for (const [event, listener] of this.#listeners ?? []) this.fiber.kernel.events.remove(event, listener)
+  }
+
+  /** Does not end before `dependent` has; unless that only likes it, and is needed by it. */
+  endAfter(dependent: Generation, needs: boolean): void {
+    this.#dependents ??= new Map()
+    this.#dependents.set(dependent, needs)
   }
 
   /** Whether this generation waits, directly or not, for the end of `other`. */
@@ -373,7 +487,7 @@ export class Generation {
       if (at === other) return true
       if (seen.has(at)) continue
       seen.add(at)
-      queue.push(...at.dependents)
+      queue.push(...keysOf(at.#dependents))
     }
     return false
   }
@@ -381,15 +495,30 @@ export class Generation {
   /** Ends it: its dependents first, then what it serves, then its effects. Never rejects; one end for all who ask. */
   end(drainMs: number, undoMs: number): Promise<void> {
     this.#ended ??= (async () => {
-      if (this.dependents.size > 0) {
-        const limit = after(drainMs + graceMs + undoMs, () => undefined)
-        await Promise.race([Promise.all([...this.dependents].map((dependent) => dependent.ended())), limit.promise])
+      if (this.#dependents !== undefined) {
+        const limit = after(drainMs + graceMs + undoMs)
+        await Promise.race([this.#dependentsEnded(), limit.promise])
         limit.cancel()
-        this.dependents.clear()
+        this.#dependents = undefined
       }
-      await this.drain(drainMs)
-      await this.undo(undoMs)
+      const drained = this.drain(drainMs)
+      if (drained !== undefined) await drained
+      await this.#undo(undoMs)
     })()
+    this.#onEnd?.(this.#ended)
+    return this.#ended
+  }
+
+  async #dependentsEnded(): Promise<void> {
+    // One that only likes this one, and that this one needs, cannot end first.
+    const before = [...(this.#dependents ?? [])].filter(([dependent, needs]) => needs || !dependent.waitsFor(this))
+    await Promise.all(before.map(([dependent]) => dependent.ended()))
+  }
+
+  /** Ends one that was built for nothing: what it began is not waited for. Never rejects. */
+  discard(reason: CodedError, undoMs: number): Promise<void> {
+    this.abort(reason)
+    this.#ended ??= this.#undo(undoMs)
     this.#onEnd?.(this.#ended)
     return this.#ended
   }
@@ -407,50 +536,62 @@ export class Generation {
   }
 
   /**
-   * Waits until the last lease has ended. After `limitMs` (or when {@link abort} is called) the signal fires, and what
-   * does not end then within a short grace is given up.
+   * Waits until the last lease has ended, here and in the plugins mounted here. After `limitMs` (or when {@link abort}
+   * is called) the signal fires, and what does not end then within a short grace is given up. Nothing where there is
+   * nothing to wait for.
    */
-  async drain(limitMs: number): Promise<void> {
-    if (this.#leases === 0) return
-    const idle = new Promise<'idle'>((resolve) => {
-      this.#onIdle = () => resolve('idle')
-    })
-    const expired = new Promise<CodedError>((resolve) => {
-      this.#expire = resolve
-      if (this.#abort?.signal.aborted) resolve(this.#abort.signal.reason as CodedError)
-    })
-    const overdue = after(limitMs, () => drainTimeout(this.fiber.entry, limitMs))
-    const first = await Promise.race([idle, expired, overdue.promise])
-    overdue.cancel()
-    if (first !== 'idle') {
-      this.#expire = undefined
-      this.abort(first)
-      const grace = after(graceMs, () => undefined)
-      const last = await Promise.race([idle, grace.promise])
-      grace.cancel()
-      if (last !== 'idle') {
-        this.log.warn('work of an old generation was given up', { entry: this.fiber.entry, leases: this.#leases })
-      }
-    }
-    this.#onIdle = undefined
-    this.#expire = undefined
+  drain(limitMs: number): Promise<unknown> | undefined {
+    const mounted = (this.#children ?? []).flatMap((child) => child.drain(limitMs) ?? [])
+    const mine = this.#leases > 0 ? this.#drain(limitMs) : undefined
+    return mounted.length === 0 ? mine : Promise.all([mine, ...mounted])
   }
 
-  /** Undoes every effect, last in first out, each awaited; one that fails or hangs does not keep the others from it. */
-  async undo(limitMs: number): Promise<void> {
-    if (this.phase === 'undoing' || this.phase === 'ended') return
+  async #drain(limitMs: number): Promise<void> {
+    const idle = new Promise<'idle'>((resolve) => {
+      this.#onIdle ??= []
+      this.#onIdle.push(() => resolve('idle'))
+    })
+    const { signal } = this
+    const aborted = new Promise<'aborted'>((resolve) => {
+      if (signal.aborted) resolve('aborted')
+      else signal.addEventListener('abort', () => resolve('aborted'), { once: true })
+    })
+    const overdue = setTimeout(() => this.abort(drainTimeout(this.fiber.entry, limitMs)), limitMs)
+    const first = await Promise.race([idle, aborted])
+    clearTimeout(overdue)
+    if (first === 'idle') return
+    const grace = after(graceMs)
+    const last = await Promise.race([idle, grace.promise])
+    grace.cancel()
+    if (last === 'idle') return
+    this.log.warn('work of an old generation was given up', { entry: this.fiber.entry, leases: this.#leases })
+  }
+
+  /** Undoes every effect, last in first out, each awaited. */
+  async #undo(limitMs: number): Promise<void> {
     this.phase = 'undoing'
     for (let effect = this.#effects.at(-1); effect !== undefined; effect = this.#effects.at(-1)) {
-      try {
-        const { label } = effect
-        const undone = effect.undo()
-        if (undone instanceof Promise) await within(limitMs, undone, () => undoTimeout(label, limitMs))
-      } catch (error) {
-        this.log.error('an undo failed', { entry: this.fiber.entry, label: effect.label ?? 'anonymous', error })
-      }
-      this.#effects.pop()
+      const undone = this.#takeBack(effect, limitMs)
+      if (undone !== undefined) await undone
+      this.#forget(effect)
     }
     this.phase = 'ended'
+    for (const slot of this.#uses) slot.users.delete(this)
+    for (const [slot, view] of this.#views ?? []) slot.drop(view)
+  }
+
+  /** Undoes one effect; one that fails or hangs is logged and does not keep the others from it. */
+  #takeBack({ label, undo }: Effect, limitMs: number): Promise<void> | undefined {
+    const failed = (error: unknown) =>
+      this.log.error('an undo failed', { entry: this.fiber.entry, label: label ?? 'anonymous', error })
+    try {
+      const undone = undo()
+      if (!(undone instanceof Promise)) return undefined
+      return within(limitMs, undone, () => undoTimeout(label, limitMs)).then(nothing, failed)
+    } catch (error) {
+      failed(error)
+      return undefined
+    }
   }
 
   #assertFree(slot: Slot): void {
@@ -460,6 +601,15 @@ export class Generation {
       'KERNEL_DUPLICATE_PROVIDER',
       `service '${slot.name}' is provided by entry '${present.fiber.entry}'; entry '${this.fiber.entry}' cannot provide it too`
     )
+  }
+
+  #show(collection: Collection, next: readonly Item[]): void {
+    collection.show(next)
+    this.#tell(collection)
+  }
+
+  #tell(collection: Collection): void {
+    this.#contain(() => collection.tell(), `the collector of ${collection.name}`)
   }
 
   #contain(step: () => void, what: string): void {
@@ -487,228 +637,59 @@ class GenerationLease implements Lease {
   }
 }
 
-/** Answers every name that was not injected. Own members of a services object are found before it is asked. */
-const notInjected = new Proxy(Object.create(null) as object, {
-  get(_target, key) {
-    if (typeof key === 'symbol') return undefined
-    throw new CodedError('KERNEL_NOT_INJECTED', `cannot get property "${key}" without inject`)
-  }
-})
-
-/** A child's place in the generation that mounted it: a fiber of its own each time that generation comes into sight. */
+/** A child's place in the generation that mounted it. Its fiber begins when that generation comes into sight. */
 class MountedPlugin implements Child {
   readonly entry: string
   readonly #parent: Generation
-  readonly #plugin: Plugin
-  #config: unknown
+  readonly #onDispose: () => void
+  #target: Target
   #fiber: Fiber | undefined
-  #done = false
 
-  constructor(parent: Generation, plugin: Plugin, config: unknown) {
+  constructor(parent: Generation, entry: string, target: Target, onDispose: () => void) {
+    this.entry = entry
     this.#parent = parent
-    this.#plugin = plugin
-    this.#config = config
-    this.entry = parent.fiber.kernel.childId(parent.fiber.entry, plugin.name)
+    this.#target = target
+    this.#onDispose = onDispose
   }
 
   start(): void {
-    if (this.#done) return
-    const { kernel } = this.#parent.fiber
-    if (this.#fiber !== undefined) {
-      this.#fiber.kick()
-      return
-    }
-    const { realms, overlays } = this.#parent.target
-    const mount = { id: this.entry, plugin: this.#plugin, config: this.#config, realms, overlays }
-    this.#fiber = kernel.mountChild(mount)
+    if (this.#fiber === undefined)
+      this.#fiber = this.#parent.fiber.kernel.mountChild(this.#parent, this.entry, this.#target)
+    else this.#fiber.kick()
   }
 
+  /** Out of sight with its parent. It goes down when its turn among the parent's undos has come. */
   hide(): void {
     if (this.#fiber?.current !== undefined) this.#parent.fiber.kernel.withdraw(this.#fiber.current)
+    if (this.#parent.phase === 'parked') this.#fiber?.kick()
+  }
+
+  drain(limitMs: number): Promise<unknown> | undefined {
+    return this.#fiber?.current?.drain(limitMs)
+  }
+
+  abort(reason: CodedError): void {
+    this.#fiber?.abort(reason)
   }
 
   async update(config: unknown): Promise<void> {
-    this.#config = config
-    if (this.#fiber !== undefined) await this.#parent.fiber.kernel.update(this.entry, config)
+    const { kernel } = this.#parent.fiber
+    this.#target = { ...this.#target, ...kernel.toTarget(this.#target.plugin, config, this.entry) }
+    await this.#fiber?.update(this.#target)
+  }
+
+  rescope({ realms, overlays }: Target): void {
+    this.#target = { ...this.#target, realms, overlays }
+    this.#fiber?.retarget(this.#target).catch(nothing)
+  }
+
+  async retire(): Promise<void> {
+    await this.#fiber?.retire()
   }
 
   async dispose(): Promise<void> {
-    this.#done = true
-    if (this.#fiber === undefined) this.#parent.fiber.kernel.dropChildId(this.entry)
-    else await this.#fiber.retire()
-  }
-}
-
-class PluginContext {
-  readonly #generation: Generation
-  readonly services: object
-  #log: Logger | undefined
-  #timers: Set<NodeJS.Timeout> | undefined
-
-  constructor(generation: Generation) {
-    const { kernel } = generation.fiber
-    this.#generation = generation
-    this.services = Object.create(notInjected) as object
-    const { target } = generation
-    const handle = (name: string) => kernel.services.handle(name, realmOf(target, name), target.overlays?.[name])
-    for (const name of target.plugin.inject) this.#inject(name, handle(name))
-    for (const name of target.plugin.optional)
-      this.#inject(name, generation.fiber.meets(name) ? handle(name) : undefined)
-  }
-
-  #inject(name: string, value: unknown): void {
-    Object.defineProperty(this.services, name, { value, enumerable: true })
-  }
-
-  get entry(): string {
-    return this.#generation.fiber.entry
-  }
-
-  get log(): Logger {
-    this.#log ??= this.#generation.log.with({ entry: this.entry })
-    return this.#log
-  }
-
-  get signal(): AbortSignal {
-    return this.#generation.signal
-  }
-
-  get events(): EventBus {
-    return this.#generation.fiber.kernel.events
-  }
-
-  lease(): Lease {
-    return this.#generation.lease()
-  }
-
-  provide(name: string, service: object, options?: ProvideOptions): void {
-    this.#generation.provide(name, service, options)
-  }
-
-  set(name: string, service: object): void {
-    this.#generation.set(name, service)
-  }
-
-  get(name: ServiceName): object | undefined {
-    const { target, fiber } = this.#generation
-    const slot = this.#generation.slot(name)
-    if (!slot.open && slot.provider !== this.#generation) return undefined
-    return fiber.kernel.services.handle(name, slot.realm, target.overlays?.[name])
-  }
-
-  overlay(service: ServiceName): Overlay {
-    return this.#generation.target.overlays?.[service] ?? {}
-  }
-
-  gate(label: string): Gate {
-    return this.#generation.gate(label)
-  }
-
-  onUpdate(hook: (config: never) => Awaitable<UpdateVerdict>): void {
-    this.#generation.hookUpdate(hook)
-  }
-
-  mount(plugin: Plugin, config: unknown = {}): Child {
-    return this.#generation.mount(plugin, config)
-  }
-
-  async dispose(): Promise<void> {
-    const { fiber, phase } = this.#generation
-    if (phase === 'building' || phase === 'undoing') {
-      throw new CodedError('KERNEL_REENTRANT', `reentrant transition on fiber ${fiber.id} (entry '${fiber.entry}')`)
-    }
-    if (phase === 'ended') return
-    fiber.kernel.events.emit('kernel/self-disposed', { entry: fiber.entry })
-    await fiber.retire()
-  }
-
-  contribute<K extends CollectionName>(collection: K, ...items: readonly Contributions[K][]): void {
-    this.#generation.contribute(collection, items)
-  }
-
-  collect(collection: string, collector: Collector<unknown>): void {
-    this.#generation.collect(collection, collector)
-  }
-
-  effect(start: () => Awaitable<Undo | void>, label?: string): void | Promise<void> {
-    const generation = this.#generation
-    generation.assertOpen()
-    const made = start()
-    if (!(made instanceof Promise)) {
-      if (made !== undefined) generation.record(label, made)
-      return undefined
-    }
-    return made.then(async (undo) => {
-      if (undo === undefined) return
-      // It arrived too late to be undone in its turn: at once, so that nothing stays behind.
-      if (generation.isOpen) generation.record(label, undo)
-      else await undo()
-    })
-  }
-
-  async resource<T>(
-    key: string,
-    identity: unknown,
-    open: () => Awaitable<T>,
-    close: (resource: T) => Awaitable<void>
-  ): Promise<T> {
-    const generation = this.#generation
-    generation.assertOpen()
-    const { resources } = generation.fiber.kernel
-    const held = await resources.take(generation.fiber.entry, key, identity, open, close)
-    if (!generation.isOpen) {
-      await held.release()
-      generation.assertOpen()
-    }
-    generation.record(`resource:${key}`, () => held.release())
-    return held.value
-  }
-
-  onCommit(step: () => void): void {
-    this.#generation.atCommit(step)
-  }
-
-  on<K extends EventName>(event: K, listener: (...args: Events[K]) => unknown, options?: ListenOptions): () => void {
-    return this.#generation.listen(event, listener, options)
-  }
-
-  setTimeout(callback: () => unknown, delayMs: number): void {
-    const timer = setTimeout(() => {
-      this.#timers?.delete(timer)
-      this.#run(callback)
-    }, delayMs)
-    this.#keep(timer)
-  }
-
-  setInterval(callback: () => unknown, periodMs: number): void {
-    this.#keep(setInterval(() => this.#run(callback), periodMs))
-  }
-
-  #keep(timer: NodeJS.Timeout): void {
-    try {
-      this.#generation.assertOpen()
-    } catch (error) {
-      clearTimeout(timer)
-      throw error
-    }
-    if (this.#timers === undefined) {
-      const timers = new Set<NodeJS.Timeout>()
-      this.#timers = timers
-      this.#generation.record('timers', () => {
-        for (const each of timers) clearTimeout(each)
-      })
-    }
-    this.#timers.add(timer)
-  }
-
-  #run(callback: () => unknown): void {
-    const report = (error: unknown) => this.log.error('a timer callback failed', { error })
-    try {
-      const result = callback()
-      if (result instanceof Promise) result.catch(report)
-    } catch (error) {
-      report(error)
-    }
+    this.#onDispose()
+    await this.retire()
   }
 }
 
@@ -735,11 +716,11 @@ function keysOf<K>(map: ReadonlyMap<K, unknown> | undefined): Iterable<K> {
   return map?.keys() ?? []
 }
 
-/** A promise for `make()` after `delayMs`, which does not keep the process alive, and the way to call it off. */
-function after<T>(delayMs: number, make: () => T): { readonly promise: Promise<T>; cancel(): void } {
+/** A promise that resolves after `delayMs`, and the way to call it off. */
+function after(delayMs: number): { readonly promise: Promise<void>; cancel(): void } {
   let timer: NodeJS.Timeout | undefined
-  const promise = new Promise<T>((resolve) => {
-    timer = setTimeout(() => resolve(make()), delayMs)
+  const promise = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, delayMs)
   })
   return { promise, cancel: () => clearTimeout(timer) }
 }

@@ -6,11 +6,11 @@ import { Bus, Listener } from './events.ts'
 import { Fiber } from './fiber.ts'
 import { Generation, realmOf, type Target } from './generation.ts'
 import { type Logger, silentLogger } from './log.ts'
-import { definePlugin, type Plugin, type ServiceName, type Services } from './plugin.ts'
+import { assertManifest, definePlugin, type Plugin, type ServiceName, type Services } from './plugin.ts'
 import { defaultSettings, type ProgramSettings } from './program.ts'
 import { Resources } from './resources.ts'
 import { type Check, compileSchema, renderIssues } from './schema.ts'
-import { commonRealm, ServiceTable, type Slot } from './services.ts'
+import { commonRealm, meets, ServiceTable, type Slot } from './services.ts'
 
 export interface KernelOptions {
   readonly log?: Logger
@@ -42,7 +42,6 @@ export class Kernel {
   readonly #fibers = new Map<number, Fiber>()
   readonly #byEntry = new Map<string, Fiber>()
   readonly #checks = new WeakMap<object, Check>()
-  readonly #childIds = new Set<string>()
   /** What the kernel itself provides. */
   readonly #own = new Map<string, Generation>()
   #lastId = 0
@@ -81,9 +80,12 @@ export class Kernel {
     await fiber.update({ ...target, ...this.toTarget(target.plugin, config, id) })
   }
 
-  /** Moves the entry to a whole new target: other realms, other overlays, another config. */
+  /**
+   * Moves the entry to a whole new target: other realms, other overlays, another config. Nothing restarts for a realm or
+   * an overlay of a service that its plugin does not name.
+   */
   async retarget(mount: Mount): Promise<void> {
-    await this.#live(mount.id).update(this.targetOf(mount))
+    await this.#live(mount.id).retarget(this.targetOf(mount))
   }
 
   /** Tries a start that failed once more. */
@@ -126,17 +128,27 @@ export class Kernel {
    * first id.
    */
   cycles(): readonly (readonly string[])[] {
-    const waiting = [...this.#fibers.values()].filter((fiber) => fiber.waitingFor.length > 0)
-    const providers = new Map<string, string>()
-    for (const fiber of waiting)
-      for (const name of fiber.target?.plugin.provides ?? []) providers.set(name, fiber.entry)
-    const edges = new Map(
-      waiting.map((fiber) => {
-        const needs = fiber.waitingFor.flatMap((name) => providers.get(name) ?? [])
-        return [fiber.entry, needs.filter((entry) => entry !== fiber.entry)] as const
-      })
-    )
-    return findCycles(edges)
+    const waiting = [...this.#fibers.values()].filter((fiber) => fiber.missing.length > 0)
+    const providers = this.#providers(waiting)
+    const edges = waiting.map((fiber) => {
+      const needs = fiber.missing.flatMap((slot) => providers.get(slot)?.entry ?? [])
+      return [fiber.entry, needs] as const
+    })
+    return findCycles(new Map(edges))
+  }
+
+  /** Who of `fibers` would provide what. */
+  #providers(fibers: Iterable<Fiber>): ReadonlyMap<Slot, Fiber> {
+    const providers = new Map<Slot, Fiber>()
+    for (const fiber of fibers) {
+      const { target } = fiber
+      if (target === undefined) continue
+      for (const name of target.plugin.provides) {
+        const slot = this.services.slot(name, realmOf(target, name))
+        if (!providers.has(slot)) providers.set(slot, fiber)
+      }
+    }
+    return providers
   }
 
   /** The late-bound handle of a service; `undefined` while nobody provides it. */
@@ -164,7 +176,7 @@ export class Kernel {
     const slot = this.services.slot(name)
     const users = [...slot.consumers].filter((fiber) => fiber.state === 'Active')
     if (generation === undefined) return { retired: false, woken: false }
-    const consumers = users.filter((fiber) => (fiber.target?.plugin.inject as readonly string[]).includes(name)).length
+    const consumers = users.filter((fiber) => fiber.target?.plugin.inject.includes(name)).length
     if (consumers > 0) {
       throw new CodedError('SERVICE_GUARDED', `${consumers} active consumer(s) still rely on service '${name}'`, {
         detail: { consumers }
@@ -177,20 +189,19 @@ export class Kernel {
   }
 
   fibers(): readonly FiberStatus[] {
-    return [...this.#fibers.values()].map((fiber) => this.#status(fiber))
+    const fibers = [...this.#fibers.values()]
+    const explain = fibers.some((fiber) => fiber.state === 'Inactive') ? this.#explainer() : () => null
+    return fibers.map((fiber) => statusOf(fiber, explain))
   }
 
   targetOf(mount: Mount): Target {
     const { plugin, config, id, realms, overlays } = mount
-    return {
-      ...this.toTarget(plugin, config, id),
-      ...(realms === undefined ? {} : { realms }),
-      ...(overlays === undefined ? {} : { overlays })
-    }
+    return { plugin, config: this.toTarget(plugin, config, id).config, realms, overlays }
   }
 
   /** The checked config with its defaults, beside the plugin it is for. @throws CodedError `PLUGIN_CONFIG_INVALID` */
   toTarget(plugin: Plugin, config: unknown, entry: string): Target {
+    assertManifest(plugin)
     const copy: unknown = structuredClone(config ?? {})
     const issues = this.#checkOf(plugin)(copy)
     if (issues.length > 0) {
@@ -231,12 +242,13 @@ export class Kernel {
     // Half of the time is for leases; grace and undos have the rest.
     this.#drainTimeMs = timeoutMs / 2
     this.events.emit('kernel/stopping')
-    const fibers = [...this.#fibers.values()]
     const deadline = setTimeout(() => {
       const reason = new CodedError('SHUTTING_DOWN', 'the server is shutting down')
-      for (const fiber of fibers) for (const generation of fiber.draining) generation.abort(reason)
+      for (const fiber of this.#fibers.values()) fiber.abort(reason)
     }, this.#drainTimeMs)
-    await Promise.all(fibers.map((fiber) => fiber.retire()))
+    // What a plugin mounted goes with it, in its turn.
+    const entries = [...this.#fibers.values()].filter((fiber) => fiber.parent === undefined)
+    await Promise.allSettled(entries.map((fiber) => fiber.retire()))
     clearTimeout(deadline)
   }
 
@@ -261,12 +273,21 @@ export class Kernel {
     for (const fiber of slot.consumers) fiber.kick()
   }
 
+  /** A service came, or is there in another version: those it does not suit go, the others look again. */
+  offer(slot: Slot): void {
+    for (const user of slot.users) {
+      const suits = meets(slot.version, user.target.plugin.requires[slot.name])
+      if (!suits && user.stands && user.needs(slot)) this.withdraw(user)
+    }
+    this.wake(slot)
+  }
+
   /**
    * Takes a generation out of sight with all that need what it provides, and those that need them, in one synchronous
    * step; each then ends after its dependents have.
    */
   withdraw(generation: Generation): void {
-    if (generation.phase !== 'live' && generation.phase !== 'parked') return
+    if (!generation.stands) return
     generation.withdraw('leaving')
     this.withdrawDependents(generation)
   }
@@ -275,7 +296,6 @@ export class Kernel {
   park(generation: Generation): void {
     generation.withdraw('parked')
     this.withdrawDependents(generation)
-    generation.dependents.clear()
   }
 
   /** As {@link withdraw}, for those who need services that `first` holds and offers no longer. */
@@ -284,16 +304,13 @@ export class Kernel {
     for (let provider = queue.pop(); provider !== undefined; provider = queue.pop()) {
       for (const slot of provider.providedSlots) {
         if (slot.provider !== provider) continue
-        for (const fiber of slot.consumers) {
-          for (const user of fiber.generations()) {
-            if (user === provider) continue
-            const needed = (user.target.plugin.inject as readonly string[]).includes(slot.name)
-            // Two that merely like each other would wait for each other's end.
-            if (needed || !user.waitsFor(provider)) provider.dependents.add(user)
-            if (!needed || user.phase !== 'live') continue
-            user.withdraw('leaving')
-            queue.push(user)
-          }
+        for (const user of slot.users) {
+          const needed = user.needs(slot)
+          // Two that merely like each other would wait for each other's end.
+          if (needed || !user.waitsFor(provider)) provider.endAfter(user, needed)
+          if (!needed || !user.stands) continue
+          user.withdraw('leaving')
+          queue.push(user)
         }
         this.wake(slot)
       }
@@ -313,35 +330,26 @@ export class Kernel {
   }
 
   forget(fiber: Fiber): void {
-    this.#childIds.delete(fiber.entry)
     this.#fibers.delete(fiber.id)
     if (this.#byEntry.get(fiber.entry) === fiber) this.#byEntry.delete(fiber.entry)
   }
 
-  /** A name for a plugin mounted by another: `parent/name`, numbered from the second on. */
-  childId(parent: string, name: string): string {
-    for (let n = 1; ; n++) {
-      const id = `${parent}/${name}${n === 1 ? '' : `#${n}`}`
-      if (this.#childIds.has(id)) continue
-      this.#childIds.add(id)
-      return id
-    }
+  /** Whether the id is that of an entry, not of a plugin that another one mounted. */
+  isProgramEntry(id: string): boolean {
+    const fiber = this.#byEntry.get(id)
+    return fiber !== undefined && fiber.parent === undefined
   }
 
-  dropChildId(id: string): void {
-    this.#childIds.delete(id)
-  }
-
-  mountChild(mount: Mount): Fiber {
-    const fiber = this.#add(mount.id, this.targetOf(mount))
+  mountChild(parent: Generation, id: string, target: Target): Fiber {
+    const fiber = this.#add(id, target, parent)
     // Its failure is its state; it takes nobody else down.
     fiber.begin().catch(() => {})
     return fiber
   }
 
-  #add(id: string, target: Target): Fiber {
+  #add(id: string, target: Target, parent?: Generation): Fiber {
     this.#lastId += 1
-    const fiber = new Fiber(this, this.#lastId, id, target)
+    const fiber = new Fiber(this, this.#lastId, id, target, parent)
     this.#fibers.set(fiber.id, fiber)
     this.#byEntry.set(id, fiber)
     return fiber
@@ -373,37 +381,48 @@ export class Kernel {
     return fiber
   }
 
-  #status(fiber: Fiber): FiberStatus {
-    const plugin = fiber.target?.plugin ?? fiber.current?.target.plugin
-    const { current } = fiber
-    return {
-      fiberId: fiber.id,
-      entry: fiber.entry,
-      plugin: plugin?.name ?? '',
-      state: fiber.state,
-      error: this.#note(fiber),
-      disposed: fiber.disposed,
-      generation: fiber.generation,
-      pendingUndoCount: current?.pendingUndoCount ?? 0,
-      pendingUndoLabels: current?.pendingUndoLabels ?? [],
-      waitingFor: fiber.waitingFor,
-      provides: plugin?.provides ?? [],
-      draining: fiber.draining.size
+  /** Says what an inactive fiber waits for, and which ring it is part of. */
+  #explainer(): (fiber: Fiber) => string | null {
+    const providers = this.#providers(this.#fibers.values())
+    const cycles = this.cycles()
+    const explainSlot = (fiber: Fiber, slot: Slot) => {
+      const { name } = slot
+      const owner = providers.get(slot)
+      if (slot.open) {
+        const needed = fiber.target?.plugin.requires[name]
+        return `version ${needed} of service '${name}', which is there in version ${slot.version}`
+      }
+      if (owner === undefined) return `service '${name}', which no plugin in the program provides`
+      return `service '${name}' of entry '${owner.entry}', which is ${owner.state}`
+    }
+    return (fiber) => {
+      const needs = fiber.missing.map((slot) => explainSlot(fiber, slot))
+      if (needs.length === 0) return null
+      const cycle = cycles.find((ring) => ring.includes(fiber.entry))
+      const why = cycle === undefined ? '' : `; they wait for each other: ${cycle.join(' → ')}`
+      return `missing or inactive dependency: needs ${needs.join(' and ')}${why}`
     }
   }
+}
 
-  #note(fiber: Fiber): string | null {
-    if (fiber.error !== undefined) return messageOf(fiber.error)
-    if (fiber.state !== 'Inactive' || fiber.disposed) return null
-    const waiting = fiber.waitingFor.map((name) => {
-      const owner = [...this.#fibers.values()].find((other) =>
-        (other.target?.plugin.provides as readonly string[] | undefined)?.includes(name)
-      )
-      return owner === undefined
-        ? `service '${name}', which no plugin in the program provides`
-        : `service '${name}' of entry '${owner.entry}', which is ${owner.state}`
-    })
-    return waiting.length === 0 ? null : `missing or inactive dependency: needs ${waiting.join(' and ')}`
+/** @param explain why a fiber is inactive */
+function statusOf(fiber: Fiber, explain: (fiber: Fiber) => string | null): FiberStatus {
+  const { current, state, error } = fiber
+  const plugin = fiber.target?.plugin ?? current?.target.plugin
+  const note = state === 'Inactive' && !fiber.disposed ? explain(fiber) : null
+  return {
+    fiberId: fiber.id,
+    entry: fiber.entry,
+    plugin: plugin?.name ?? '',
+    state,
+    error: error === undefined ? note : messageOf(error),
+    disposed: fiber.disposed,
+    generation: fiber.generation,
+    pendingUndoCount: current?.pendingUndoCount ?? 0,
+    pendingUndoLabels: current?.pendingUndoLabels ?? [],
+    waitingFor: [...fiber.missing.map((slot) => slot.name), ...(current?.closedGates ?? [])],
+    provides: plugin?.provides ?? [],
+    draining: fiber.drainingCount
   }
 }
 

@@ -10,8 +10,10 @@ export interface Events {
   'kernel/started': []
   /** The kernel is about to stop: nothing new should be let in. */
   'kernel/stopping': []
-  /** A fiber came to rest in another state, or began to leave one. */
-  'kernel/fiber-changed': [status: { readonly entry: string; readonly state: FiberState; readonly was: FiberState }]
+  /** A fiber came to rest in another state, or began to leave one; the last time with `disposed`. */
+  'kernel/fiber-changed': [
+    status: { readonly entry: string; readonly state: FiberState; readonly was: FiberState; readonly disposed: boolean }
+  ]
   /** A plugin ended its own entry; the program should remember. */
   'kernel/self-disposed': [status: { readonly entry: string }]
   /** A dispatch is about to begin; those of `internal/…` events are not announced. */
@@ -119,7 +121,10 @@ export interface Context<
   /** Late-bound handles: they stay valid when a provider is swapped. Keep the handle, not what a call returned. */
   readonly services: Injected<I, O>
   readonly log: Logger
-  /** Fires when this generation must end its work: start given up, or drain time over. Its reason is a CodedError. */
+  /**
+   * Fires when this generation must end its work: its start is of no use any more, or its drain time is over. Its reason
+   * is a CodedError.
+   */
   readonly signal: AbortSignal
   /** Holds this generation, for work it began on its own. */
   lease(): Lease
@@ -127,7 +132,10 @@ export interface Context<
   provide<K extends P[number]>(name: K, service: Services[K], options?: ProvideOptions): void
   /** Puts another object in the place of a service this generation provides; nobody is woken. */
   set<K extends P[number]>(name: K, service: Services[K]): void
-  /** A service that was not injected, as it is now: `undefined` while nobody provides it. Nothing waits for it. */
+  /**
+   * A service that was not injected, as it is now: `undefined` while nobody provides it. Nothing waits for it. What
+   * this generation provides itself is there before the commit.
+   */
   get<K extends ServiceName>(name: K): Services[K] | undefined
   /** What this entry and its groups lay over the config of a service. */
   overlay(service: ServiceName): Overlay
@@ -135,7 +143,11 @@ export interface Context<
   gate(label: string): Gate
   /** Is asked before a config change rebuilds this plugin. */
   onUpdate(hook: (config: C) => Awaitable<UpdateVerdict>): void
-  /** Runs another plugin from the commit on, until this generation ends. */
+  /**
+   * Runs another plugin from the commit on, until this generation ends, in the realms and under the overlays of this
+   * entry. Its failure to start is its own.
+   * @throws CodedError `PLUGIN_CONFIG_INVALID`
+   */
   mount(plugin: Plugin, config?: unknown): Child
   /** Ends this entry; it is remembered as disabled. Refused while `apply` or an undo runs: it would wait for itself. */
   dispose(): Promise<void>
@@ -143,9 +155,14 @@ export interface Context<
   contribute<K extends CollectionName>(collection: K, ...items: readonly Contributions[K][]): void
   /** Becomes the collector of `collection`; there is at most one. */
   collect<K extends CollectionName>(collection: K, collector: Collector<Contributions[K]>): void
-  /** Runs `start` at once and keeps the undo it returns. The label shows in the admin's list of pending undos. */
+  /**
+   * Runs `start` at once and keeps the undo it returns, or each that it yields. The label shows in the admin's list of
+   * pending undos. When a generator throws, what it yielded is undone; when the start is given up, an async one is not
+   * asked for its next step. An undo that comes after this generation has ended runs at once.
+   */
   effect<R extends Undo | void>(start: () => R, label?: string): void
-  effect(start: () => Promise<Undo | void>, label?: string): Promise<void>
+  effect(start: () => Promise<Undo | void> | AsyncIterable<Undo>, label?: string): Promise<void>
+  effect(start: () => Iterable<Undo>, label?: string): void
   /**
    * Something that cannot exist twice (a port, a database) or is worth keeping (a cache): opened once for each
    * `identity` (compared as JSON), shared by every generation of this fiber that asks for the same one, closed after
@@ -309,7 +326,8 @@ function assertVersions(name: string, key: string, versions: unknown): void {
   if (versions === null || typeof versions !== 'object')
     throw new TypeError(`plugin '${name}': ${key} is a table of versions`)
   for (const [service, version] of Object.entries(versions)) {
-    if (typeof version === 'string' && /^\^?\d+(\.\d+){0,3}$/.test(version)) continue
+    const form = key === 'requires' ? /^\^?\d+(\.\d+){0,3}$/ : /^\d+(\.\d+){0,3}$/
+    if (typeof version === 'string' && form.test(version)) continue
     throw new TypeError(
       `plugin '${name}': ${key}.${service} is a version such as '2.1', found ${JSON.stringify(version)}`
     )

@@ -29,7 +29,8 @@ export class Resources {
     const name = JSON.stringify([entry, key, identity])
     let held = this.#held.get(name)
     while (held?.closing !== undefined) {
-      await held.closing
+      // Its failure is told to whoever closed it.
+      await held.closing.catch(() => {})
       held = this.#held.get(name)
     }
     if (held === undefined) {

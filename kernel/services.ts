@@ -12,7 +12,7 @@ export interface Offer {
   readonly service: object
   /** Dotted integers, such as `2.3`; `0` when the plugin does not say. */
   readonly version: string
-  /** The service as seen through a consumer's overlay. */
+  /** The service as seen through a consumer's overlay; with the same members. */
   readonly withOverlay: ((overlay: Overlay) => object) | undefined
 }
 
@@ -20,20 +20,26 @@ export interface Offer {
 export class Slot {
   readonly name: string
   readonly realm: string
-  /** Forwards to whatever the slot holds at the moment of the call; the same object for as long as the slot exists. */
-  readonly handle: object
-  /** Fibers that inject the service, needed or optional. */
+  /** Fibers whose plugin injects the service, needed or optional: woken when it comes or goes. */
   readonly consumers = new Set<Fiber>()
+  /** Generations that were built with the service in hand and have not ended. */
+  readonly users = new Set<Generation>()
   provider: Generation | undefined
   /** Grows each time the service comes back after having been away; a swap does not count. */
   epoch = 0
   #offer: Offer | undefined
-  readonly #views = new Map<string, View>()
+  readonly #plain: View
+  #overlaid: Set<View> | undefined
 
   constructor(name: string, realm: string) {
     this.name = name
     this.realm = realm
-    this.handle = this.view({})
+    this.#plain = new View(name, undefined)
+  }
+
+  /** Forwards to whatever the slot holds at the moment of the call; the same object for as long as the slot exists. */
+  get handle(): object {
+    return this.#plain.handle
   }
 
   /** The service can be counted on: it is there and its provider is not leaving. */
@@ -50,7 +56,7 @@ export class Slot {
     if (!swapped) this.epoch += 1
     this.provider = provider
     this.#offer = offer
-    for (const view of this.#views.values()) view.point(offer)
+    this.#point()
   }
 
   /** Empties the slot, unless somebody else has filled it since. */
@@ -58,42 +64,50 @@ export class Slot {
     if (this.provider !== provider) return
     this.provider = undefined
     this.#offer = undefined
-    for (const view of this.#views.values()) view.point(undefined)
+    this.#point()
   }
 
-  /** A handle for those who see the service through `overlay`; those with equal overlays share it. */
-  view(overlay: Overlay): object {
-    const key = JSON.stringify(overlay)
-    let view = this.#views.get(key)
-    if (view === undefined) {
-      view = new View(this, overlay)
-      if (this.#offer !== undefined) view.point(this.#offer)
-      this.#views.set(key, view)
-    }
-    return view.handle
+  /** A view for one who sees the service through `overlay`; to be dropped when it is of no use any more. */
+  view(overlay: Overlay): View {
+    const view = new View(this.name, overlay)
+    view.point(this.provider, this.#offer)
+    this.#overlaid ??= new Set()
+    this.#overlaid.add(view)
+    return view
+  }
+
+  drop(view: View): void {
+    view.point(undefined, undefined)
+    this.#overlaid?.delete(view)
+  }
+
+  #point(): void {
+    this.#plain.point(this.provider, this.#offer)
+    for (const view of this.#overlaid ?? []) view.point(this.provider, this.#offer)
   }
 }
 
 /** One handle and what it forwards to. */
-class View {
+export class View {
   readonly handle: Members = {}
-  readonly #slot: Slot
+  readonly #name: string
   readonly #overlay: Overlay | undefined
+  #provider: Generation | undefined
+  #offer: Offer | undefined
   #value: Members | undefined
 
-  constructor(slot: Slot, overlay: Overlay) {
-    this.#slot = slot
-    this.#overlay = Object.keys(overlay).length > 0 ? overlay : undefined
+  constructor(name: string, overlay: Overlay | undefined) {
+    this.#name = name
+    this.#overlay = overlay
   }
 
-  point(offer: Offer | undefined): void {
-    if (offer === undefined) {
-      this.#value = undefined
-      return
-    }
-    const service = this.#overlay === undefined ? offer.service : (offer.withOverlay?.(this.#overlay) ?? offer.service)
-    this.#value = service as Members
-    this.#shape(membersOf(service))
+  point(provider: Generation | undefined, offer: Offer | undefined): void {
+    this.#provider = provider
+    this.#offer = offer
+    this.#value = undefined
+    if (offer === undefined) return
+    this.#shape(membersOf(offer.service))
+    if (this.#overlay === undefined || offer.withOverlay === undefined) this.#value = offer.service as Members
   }
 
   /** Gives the handle the members of the present value: methods forward, other members are read through. */
@@ -108,12 +122,15 @@ class View {
   }
 
   #present(): Members {
-    if (this.#value === undefined) {
-      throw new CodedError(
-        'KERNEL_SERVICE_GONE',
-        `service '${this.#slot.name}' is no longer there: its provider went away`
-      )
+    return this.#value ?? this.#look()
+  }
+
+  /** What lies under an overlay is made by the first who asks, so that its failure is theirs and not a commit's. */
+  #look(): Members {
+    if (this.#offer === undefined) {
+      throw new CodedError('KERNEL_SERVICE_GONE', `service '${this.#name}' is no longer there: its provider went away`)
     }
+    this.#value = (this.#offer.withOverlay?.(this.#overlay ?? {}) ?? this.#offer.service) as Members
     return this.#value
   }
 
@@ -122,13 +139,13 @@ class View {
    * step to its last.
    */
   #forward(key: string): Method {
-    const slot = this.#slot
     return (...args) => {
       const result = (this.#present()[key] as Method)(...args)
       if (typeof result !== 'object' || result === null) return result
-      if (result instanceof Promise) return held(result, slot.provider as Generation)
-      if (Symbol.asyncIterator in result)
-        return heldIterable(result as AsyncIterable<unknown>, slot.provider as Generation)
+      if (result instanceof Promise) return held(result, this.#provider as Generation)
+      if (Symbol.asyncIterator in result) {
+        return heldIterable(result as AsyncIterable<unknown>, this.#provider as Generation)
+      }
       return result
     }
   }
@@ -188,13 +205,25 @@ export function meets(version: string, requirement: string | undefined): boolean
 /** The realm that is nobody's in particular. */
 export const commonRealm = ''
 
+interface Realm {
+  readonly scope: AwilixContainer
+  readonly slots: Map<string, Slot>
+  /** How many fibers see or provide a service in it. */
+  fibers: number
+}
+
 /**
  * The slots of all realms. awilix is the lookup table: each realm is a scope of one container; lifetimes, order and
  * visibility belong to the kernel, and a realm never falls back to another.
  */
 export class ServiceTable {
   readonly #root: AwilixContainer = createContainer()
-  readonly #realms = new Map<string, { readonly scope: AwilixContainer; readonly slots: Map<string, Slot> }>()
+  readonly #realms = new Map<string, Realm>()
+
+  /** How many realms there are. */
+  get size(): number {
+    return this.#realms.size
+  }
 
   /** The slot of a name; made when it is first asked for. */
   slot(name: string, realm = commonRealm): Slot {
@@ -208,16 +237,34 @@ export class ServiceTable {
     return slot
   }
 
-  /** The late-bound handle of a name, whether or not anything is there now. */
-  handle(name: string, realm = commonRealm, overlay?: Overlay): object {
-    const slot = this.slot(name, realm)
-    return overlay === undefined ? this.#realm(realm).scope.resolve<object>(name) : slot.view(overlay)
+  /** The slot of a name, where anybody has asked for it yet. */
+  find(name: string, realm = commonRealm): Slot | undefined {
+    return this.#realms.get(realm)?.slots.get(name)
   }
 
-  #realm(realm: string): { readonly scope: AwilixContainer; readonly slots: Map<string, Slot> } {
+  /** The late-bound handle of a name, whether or not anything is there now. */
+  handle(name: string, realm = commonRealm): object {
+    this.slot(name, realm)
+    return this.#realm(realm).scope.resolve<object>(name)
+  }
+
+  /** A fiber is in the realm; the realm is forgotten when the last one has left. */
+  enter(realm: string): void {
+    this.#realm(realm).fibers += 1
+  }
+
+  leave(realm: string): void {
+    const left = this.#realm(realm)
+    left.fibers -= 1
+    // Handles of the common realm are kept by whoever is outside of all fibers.
+    if (left.fibers === 0 && realm !== commonRealm) this.#realms.delete(realm)
+  }
+
+  #realm(realm: string): Realm {
     let found = this.#realms.get(realm)
     if (found === undefined) {
-      found = { scope: realm === commonRealm ? this.#root : this.#root.createScope(), slots: new Map() }
+      const scope = realm === commonRealm ? this.#root : this.#root.createScope()
+      found = { scope, slots: new Map(), fibers: 0 }
       this.#realms.set(realm, found)
     }
     return found
