@@ -1,7 +1,10 @@
 import type { Headers, Problem, Reply } from '../http/types.ts'
 import type { ErrorCategory, ToolFailure } from '../tools/types.ts'
 
-export const answerHeaders: Headers = { 'content-type': 'application/json', 'cache-control': 'no-store' }
+export const answerHeaders: Headers = Object.freeze({
+  'content-type': 'application/json',
+  'cache-control': 'no-store'
+})
 
 interface Shape {
   readonly status?: number

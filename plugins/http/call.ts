@@ -109,7 +109,11 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
   #find(): void {
     const { table, guards, options } = this.#dispatcher
     const match = table.find(this.path)
-    if (match === undefined) return this.#refuse(404, 'nothing is at this path')
+    if (match === undefined) {
+      if (options.isReady()) return this.#refuse(404, 'nothing is at this path')
+      const problem = { status: 503, code: 'INTERNAL_ERROR', message: 'the server is starting', retryAfterSeconds: 1 }
+      return this.refuse(problem)
+    }
     if (match.isMalformed) return this.#refuse(400, 'the path holds a percent escape that is not valid UTF-8, or NUL')
     const endpoint = match.resource.endpoints.get(this.method)
     if (endpoint === undefined) {

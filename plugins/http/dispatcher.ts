@@ -11,6 +11,8 @@ import type { DispatchReply, DispatchRequest, Guard, Route } from './types.ts'
 export interface DispatcherOptions {
   readonly log: Logger
   readonly cors: Cors
+  /** False while plugins start: what is not there yet may be in a moment. */
+  readonly isReady: () => boolean
   /** Holds the generation of http the dispatcher belongs to. */
   readonly hold: () => Lease
   /** Makes the `x-request-id` of a request that brings none. */

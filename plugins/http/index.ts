@@ -75,6 +75,7 @@ const config = schemaOf<Config>({
 export default definePlugin({
   name: 'http',
   essential: true,
+  optional: ['kernel'],
   provides: ['http'],
   config,
   async apply(ctx, config) {
@@ -102,6 +103,7 @@ export default definePlugin({
     const dispatcher = new Dispatcher({
       log: ctx.log,
       cors: new Cors(config.cors_origins),
+      isReady: () => ctx.services.kernel?.isReady() ?? true,
       hold: () => ctx.lease(),
       nextId: front.nextId,
       compiled: front.compiled,

@@ -1,7 +1,7 @@
 import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import t from 'tap'
-import { CodedError, definePlugin, type Plugin, schemaOf } from '../../kernel/index.ts'
+import { CodedError, definePlugin, type KernelControl, type Plugin, schemaOf } from '../../kernel/index.ts'
 import type { DispatchRequest, Guard, Reply, Request, Route, StreamEvent } from '../../plugins/http/types.ts'
 import { version } from '../../plugins/http/version.ts'
 import { type House, startHouse } from '../harness.ts'
@@ -905,4 +905,25 @@ t.test('who asks in process may leave, and the handler hears of it', async (t) =
 
   await t.rejects(reply, { message: 'enough' })
   t.match(await heard.promise, { code: 'CLIENT_GONE' })
+})
+
+t.test('while plugins start, what is not there yet is answered 503 with a time to come back', async (t) => {
+  let ready = false
+  const kernel = definePlugin({
+    name: 'kernel-stub',
+    provides: ['kernel'],
+    apply(ctx) {
+      ctx.provide('kernel', { isReady: () => ready } as KernelControl)
+    }
+  })
+  const { services } = await startHouse(t, [{ plugin: kernel }], { store: false })
+  const ask = () => services('http').dispatch({ method: 'GET', path: '/agent/tools' })
+  t.match(await ask(), {
+    status: 503,
+    headers: { 'retry-after': '1' },
+    body: { error: 'Service unavailable: the server is starting', code: 'INTERNAL_ERROR' }
+  })
+  t.match(await services('http').dispatch({ method: 'GET', path: '/health' }), { status: 200, body: 'OK' })
+  ready = true
+  t.match(await ask(), { status: 404 })
 })
