@@ -1,3 +1,4 @@
+import { setMaxListeners } from 'node:events'
 import { type Collection, Item } from './collections.ts'
 import { PluginContext } from './context.ts'
 import { CodedError } from './errors.ts'
@@ -238,12 +239,12 @@ export class Generation {
   }
 
   get signal(): AbortSignal {
-    this.#abort ??= new AbortController()
+    this.#abort ??= newAbort()
     return this.#abort.signal
   }
 
   abort(reason: CodedError): void {
-    this.#abort ??= new AbortController()
+    this.#abort ??= newAbort()
     this.#abort.abort(reason)
     for (const child of this.#children ?? []) child.abort(reason)
   }
@@ -621,19 +622,30 @@ export class Generation {
   }
 }
 
+/** Everybody whose work a generation holds listens to it: many listeners are no leak. */
+function newAbort(): AbortController {
+  const controller = new AbortController()
+  setMaxListeners(0, controller.signal)
+  return controller
+}
+
 class GenerationLease implements Lease {
-  #generation: Generation | undefined
-  readonly signal: AbortSignal
+  readonly #generation: Generation
+  #held = true
 
   constructor(generation: Generation) {
     this.#generation = generation
-    this.signal = generation.signal
     generation.enter()
   }
 
+  get signal(): AbortSignal {
+    return this.#generation.signal
+  }
+
   release(): void {
-    this.#generation?.leave()
-    this.#generation = undefined
+    if (!this.#held) return
+    this.#held = false
+    this.#generation.leave()
   }
 }
 
