@@ -1,0 +1,13 @@
+/**
+ * What `import … from 'heartwood'` means for the author of a plugin: the surface of the kernel, and the contracts of
+ * the built-in plugins (`http.Route`, `tools.Tool`), which also type the services and collections of a context. At run
+ * time `heartwood` is the kernel: here are types alone.
+ */
+export * from '../kernel/index.ts'
+export type * as audit from '../plugins/audit/types.ts'
+export type * as auth from '../plugins/auth/types.ts'
+export type * as chat from '../plugins/chat/types.ts'
+export type * as http from '../plugins/http/types.ts'
+export type * as store from '../plugins/store/types.ts'
+export type * as tools from '../plugins/tools/types.ts'
+export type * as workers from '../plugins/workers/types.ts'

@@ -1,0 +1,75 @@
+import { spawn } from 'node:child_process'
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import type {} from '../../authoring/index.ts'
+
+const root = fileURLToPath(new URL('../../../', import.meta.url))
+const compiled = fileURLToPath(new URL('../../', import.meta.url))
+
+interface Manifest {
+  readonly exports: Readonly<Record<string, unknown>>
+  readonly files: readonly string[]
+}
+
+/** What an author reaches by name. */
+const authoring: Manifest = {
+  exports: {
+    '.': { types: './dist/authoring/index.d.ts', default: './dist/kernel/index.js' },
+    './testing': { types: './dist/authoring/testing.d.ts', default: './dist/authoring/testing.js' }
+  },
+  files: ['dist/authoring']
+}
+
+/**
+ * Puts the package into `node_modules` of a folder as an installation would: its manifest, and of what was compiled
+ * only what is published.
+ */
+export function install(folder: string): void {
+  const target = join(folder, 'node_modules', 'heartwood')
+  const manifest = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as Manifest
+  const exports = { ...manifest.exports, ...authoring.exports }
+  const files = new Set([...manifest.files, ...authoring.files])
+  mkdirSync(join(target, 'dist'), { recursive: true })
+  writeFileSync(join(target, 'package.json'), JSON.stringify({ ...manifest, exports }))
+  writeFileSync(join(folder, 'package.json'), '{ "private": true }')
+  for (const file of files) {
+    if (file.startsWith('dist/')) symlinkSync(join(compiled, file.slice('dist/'.length)), join(target, file))
+  }
+  // The tools that an author's own project has.
+  mkdirSync(join(folder, 'node_modules', '@types'))
+  symlinkSync(join(root, 'node_modules/@types/node'), join(folder, 'node_modules/@types/node'))
+}
+
+export interface Ended {
+  readonly code: number | null
+  readonly output: string
+}
+
+/** Runs Node.js in a folder as a user would. */
+export function runNode(folder: string, args: readonly string[]): Promise<Ended> {
+  // What tap tells its own processes is not meant for this one.
+  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !/^(TAP|NODE_|_TAP)/.test(name)))
+  const child = spawn(process.execPath, args, { cwd: folder, env, stdio: ['ignore', 'pipe', 'pipe'] })
+  let output = ''
+  for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk: Buffer) => (output += chunk.toString()))
+  return new Promise((resolve) => child.on('close', (code) => resolve({ code, output })))
+}
+
+/** Type-checks files of a folder in the strictest way. @returns what is wrong; empty when nothing is */
+export async function typeCheck(folder: string, files: readonly string[]): Promise<string> {
+  const compilerOptions = {
+    target: 'es2022',
+    module: 'nodenext',
+    strict: true,
+    noUncheckedIndexedAccess: true,
+    exactOptionalPropertyTypes: true,
+    skipLibCheck: true,
+    noEmit: true,
+    types: ['node']
+  }
+  writeFileSync(join(folder, 'tsconfig.json'), JSON.stringify({ compilerOptions, files }))
+  const compiler = fileURLToPath(import.meta.resolve('typescript/package.json'))
+  const { code, output } = await runNode(folder, [join(dirname(compiler), 'bin/tsc'), '--pretty', 'false', '-p', '.'])
+  return code === 0 ? '' : output
+}
