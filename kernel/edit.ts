@@ -23,6 +23,7 @@ import {
 
 /** One change of a program. `before` is the id of an entry; without it the place is the end. */
 export type ProgramEdit =
+  /** What is the JSON form of a date or a large integer that stands there keeps it as it is. */
   | { readonly op: 'set-config'; readonly id: string; readonly config: JsonObject }
   | { readonly op: 'set-disabled'; readonly id: string; readonly disabled: boolean }
   /** Another member of the entry; `undefined` takes it away. */
@@ -54,7 +55,8 @@ export function editProgram(text: string, edits: readonly ProgramEdit[]): string
   let edited = text
   try {
     let tree: Tree = parseToml(text)
-    for (const edit of edits) {
+    for (const given of edits) {
+      const edit = withTypes(tree, given)
       const wanted = editTree(tree, edit)
       if (!isSame(tree, wanted)) edited = editText(edited, tree, edit)
       tree = wanted
@@ -151,6 +153,25 @@ function editTree(tree: Tree, edit: ProgramEdit): Tree {
     }
   }
   return { ...tree, entry: wanted() }
+}
+
+/** JSON has no dates and no exact large integers: a client sends back the text it was shown. */
+function withTypes(tree: Tree, edit: ProgramEdit): ProgramEdit {
+  if (edit.op !== 'set-config') return edit
+  const was = entriesOf(tree)[indexOf(tree, edit.id)]?.['config']
+  return { ...edit, config: keepTypes(was, edit.config) as JsonObject }
+}
+
+function keepTypes(was: unknown, given: unknown): unknown {
+  if (isArray(given)) return given.map((item, index) => keepTypes(isArray(was) ? was[index] : undefined, item))
+  if (isTable(given)) {
+    const old = (key: string) => (isTable(was) && Object.hasOwn(was, key) ? was[key] : undefined)
+    return Object.fromEntries(Object.entries(given).map(([key, item]) => [key, keepTypes(old(key), item)]))
+  }
+  if (was instanceof Date) return was.toISOString() === given ? was : given
+  if (typeof was === 'bigint') return String(was) === given ? was : given
+  if (typeof was === 'number' && !Number.isFinite(was)) return given === null ? was : given
+  return given
 }
 
 function namedIds(edit: ProgramEdit): readonly string[] {

@@ -440,6 +440,21 @@ line two"""
   t.equal(changes(text, odd).length, 4)
 })
 
+t.test('a config that went through JSON and back changes no byte', async (t) => {
+  const text = `[[entry]]
+id = "a"
+plugin = "p"
+config = { big = 9007199254740993, day = 2027-02-28, at = [{ t = 07:32:00.5 }], most = inf, what = nan, n = 1_0 }
+`
+  const shown = JSON.stringify(modelsOf(text)[0]?.config, (_, value: unknown) =>
+    typeof value === 'bigint' ? String(value) : value
+  )
+  const given = JSON.parse(shown) as JsonObject
+  t.equal(editProgram(text, [config('a', given)]), text)
+  t.match(editProgram(text, [config('a', { ...given, n: 2, day: '2027-03-01' })]), 'day = "2027-03-01"')
+  t.match(editProgram(text, [config('a', { ...given, n: 2 })]), 'day = 2027-02-28, at = [{ t = 07:32:00.5 }]')
+})
+
 // Any program, any edit.
 
 const letters = fc.constantFrom(
