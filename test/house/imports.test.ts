@@ -14,7 +14,6 @@ const owners: Readonly<Record<string, readonly string[]>> = {
   lmdb: ['plugins/store'],
   piscina: ['plugins/workers'],
   'smol-toml': ['kernel'],
-  'toml-eslint-parser': ['kernel'],
   'uWebSockets.js': ['plugins/http']
 }
 
