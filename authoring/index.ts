@@ -4,7 +4,6 @@
  * time `heartwood` is the kernel: here are types alone.
  */
 export * from '../kernel/index.ts'
-export type * as audit from '../plugins/audit/types.ts'
 export type * as auth from '../plugins/auth/types.ts'
 export type * as chat from '../plugins/chat/types.ts'
 export type * as http from '../plugins/http/types.ts'
