@@ -29,7 +29,7 @@ options
   --help, --version
 `
 
-const options = {
+const flagOptions = {
   program: { type: 'string', default: 'program.toml' },
   from: { type: 'string' },
   data: { type: 'string' },
@@ -64,11 +64,16 @@ async function main(): Promise<void> {
 }
 
 async function serve(flags: Flags): Promise<void> {
-  const log = createJsonLogger({ level: flags['log-level'] as LogLevel, write: (line) => process.stderr.write(line) })
+  const options = hostOptions(flags, flags.program)
+  const log = createJsonLogger({
+    level: flags['log-level'] as LogLevel,
+    write: (line) => process.stderr.write(line),
+    readable: (stack) => options.loader.readable(stack)
+  })
   // A plugin's stray error is that plugin's failure, not the end of everybody else's requests.
   process.on('uncaughtException', (error) => log.error('an error was thrown outside of any request', { error }))
   process.on('unhandledRejection', (error) => log.error('a rejection was not handled', { error }))
-  const host = await startKernel({ ...hostOptions(flags, flags.program), log })
+  const host = await startKernel({ ...options, log })
   stopOnSignals(host, log)
   const notices = host.kernel.collection('notices').items.map((item) => item.item as { label: string; text: string })
   const width = Math.max(...notices.map((notice) => notice.label.length))
@@ -137,7 +142,7 @@ function hostOptions(flags: Flags, program: string): Omit<HostOptions, 'log'> {
 }
 
 function parseCommand() {
-  const parsed = parseArgs({ options, allowPositionals: true })
+  const parsed = parseArgs({ options: flagOptions, allowPositionals: true })
   const level = parsed.values['log-level']
   if (!levels.includes(level)) throw new TypeError(`--log-level is one of ${levels.join(', ')}, found '${level}'`)
   return parsed

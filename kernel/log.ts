@@ -25,10 +25,14 @@ export function createJsonLogger(options: {
   readonly level?: LogLevel
   readonly write: (line: string) => void
   readonly now?: () => number
+  /** Makes a stack readable, such as one of bundled code. */
+  readonly readable?: (stack: string) => string
 }): Logger {
   const level = options.level ?? 'info'
   const threshold = ranks[level]
   const now = options.now ?? Date.now
+  const readable = options.readable ?? ((stack: string) => stack)
+  const toPlain = (_key: string, value: unknown) => plainOf(value, readable)
   const build = (bound: LogFields): Logger => {
     const line = (at: LogLevel) => (message: string, fields?: LogFields) => {
       if (ranks[at] < threshold) return
@@ -50,13 +54,13 @@ export function createJsonLogger(options: {
 /** A logger that writes nothing. */
 export const silentLogger: Logger = createJsonLogger({ level: 'silent', write: () => {} })
 
-function toPlain(_key: string, value: unknown): unknown {
+function plainOf(value: unknown, readable: (stack: string) => string): unknown {
   if (typeof value === 'bigint') return value.toString()
   if (!(value instanceof Error)) return value
   return {
     message: value.message,
     ...(value instanceof CodedError ? { code: value.code, detail: value.detail } : {}),
-    stack: value.stack,
+    stack: readable(value.stack ?? ''),
     ...(value.cause === undefined ? {} : { cause: value.cause }),
     ...(value instanceof AggregateError ? { errors: value.errors } : {})
   }
