@@ -116,14 +116,12 @@ export class Fiber {
     return this.#wish()
   }
 
-  /** As {@link update}; a target in which nothing that the plugin sees is another rebuilds nothing. */
+  /** As {@link update}; but where only the scope of services changes that its plugin does not name, nobody notices. */
   retarget(target: Target): Promise<void> {
     const present = this.#target
-    const same =
-      present?.plugin === target.plugin &&
-      isDeepStrictEqual(present.config, target.config) &&
-      seesTheSame(target.plugin, present, target)
-    if (!same || this.#pumping) return this.update(target)
+    if (present === undefined || this.#pumping || !isSameToPlugin(present, target) || isSameScope(present, target)) {
+      return this.update(target)
+    }
     if (this.#failed === present) this.#failed = target
     this.#aim(target)
     this.current?.adopt(target)
@@ -472,7 +470,7 @@ export class Fiber {
       this.#poke = resolve
     })
     this.kernel.leaveTransition()
-    await Promise.race([Promise.all(this.#ending?.values() ?? []), poked])
+    await Promise.race([Promise.all([...(this.#ending?.values() ?? [])]), poked])
     this.kernel.enterTransition()
     this.#poke = undefined
   }
@@ -551,6 +549,14 @@ function namesOf({ inject, optional, provides }: Plugin): readonly string[] {
 
 function realmsOf({ realms }: Target): readonly string[] {
   return realms === undefined ? [] : Object.values(realms)
+}
+
+function isSameScope(a: Target, b: Target): boolean {
+  return isDeepStrictEqual(a.realms, b.realms) && isDeepStrictEqual(a.overlays, b.overlays)
+}
+
+function isSameToPlugin(a: Target, b: Target): boolean {
+  return a.plugin === b.plugin && isDeepStrictEqual(a.config, b.config) && seesTheSame(a.plugin, a, b)
 }
 
 /** Whether the plugin sees and provides its services in the same places, and through the same overlays. */

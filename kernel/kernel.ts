@@ -81,8 +81,8 @@ export class Kernel {
   }
 
   /**
-   * Moves the entry to a whole new target: other realms, other overlays, another config. Nothing restarts for a realm or
-   * an overlay of a service that its plugin does not name.
+   * Swaps the entry to a whole new target: another plugin, config, realms, overlays; an equal one is built anew. Nothing
+   * is built where only realms and overlays of services change that the plugin does not name.
    */
   async retarget(mount: Mount): Promise<void> {
     await this.#live(mount.id).retarget(this.targetOf(mount))

@@ -318,6 +318,9 @@ export function assertManifest(value: unknown): asserts value is Plugin {
       throw new TypeError(`plugin '${name}': ${key} is a list of service names`)
     }
   }
+  const used = [...((manifest['inject'] as string[] | undefined) ?? []), ...((manifest['optional'] as string[]) ?? [])]
+  const twice = used.find((service, at) => used.indexOf(service) !== at)
+  if (twice !== undefined) throw new TypeError(`plugin '${name}' names the service '${twice}' twice`)
   for (const key of ['requires', 'versions']) assertVersions(name, key, manifest[key])
 }
 
