@@ -1,5 +1,5 @@
 import { existsSync, readdirSync } from 'node:fs'
-import { realpath } from 'node:fs/promises'
+import { readFile, realpath } from 'node:fs/promises'
 import { createRequire, isBuiltin, SourceMap, type SourceMapping, type SourceMapPayload } from 'node:module'
 import { basename, dirname, extname, join, relative, resolve } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
@@ -10,6 +10,7 @@ import { CodedError, messageOf } from './errors.ts'
 import { didYouMean } from './nearest.ts'
 import { assertManifest, definePlugin, type Plugin } from './plugin.ts'
 import { isLabel } from './program.ts'
+import { readStamp, type Stamp, stampOf } from './watch.ts'
 
 export interface LoadedCode {
   readonly plugin: Plugin
@@ -30,6 +31,11 @@ export interface CodeLoader {
   /** The built-in plugins. */
   labels(): readonly string[]
   load(plugin: string, options?: { readonly fresh?: boolean }): Promise<LoadedCode>
+  /**
+   * The files that the last load of a plugin depended on, also one that failed, with what it found there: those it was
+   * made from, the path it was given by, and those an import looked for in vain. Nothing for a compiled built-in.
+   */
+  filesOf(plugin: string): ReadonlyMap<string, Stamp>
   /** The stack of an error with places in bundles turned into places in the files they were made from. */
   readable(stack: string): string
 }
@@ -47,12 +53,17 @@ export function createCodeLoader({ builtins, sources, base }: CodeLoaderOptions)
   const kernels = [kernelFolder, ...[builtins, sources].flatMap((folder) => folder ?? []).map(besides)]
   /** The newest bundle of each plugin, by its first file. */
   const bundles = new Map<string, Bundle>()
+  const stamps = new Map<string, Map<string, Stamp>>()
   let labels: readonly string[] | undefined
 
   async function loadBundle(plugin: string, specifier: string): Promise<LoadedCode> {
     const shared = new Map<string, unknown>([['heartwood', await import('./index.ts')]])
-    const bundle = await build(plugin, specifier, await realpath(base), shareHost(kernels, shared))
-    const { file, files } = bundle
+    const files = new Map<string, Stamp>()
+    stamps.set(plugin, files)
+    if (/^[./]/.test(specifier)) await look(files, resolve(base, specifier))
+    const plugins = [shareHost(kernels, shared), recordFiles(files)]
+    const bundle = await build({ plugin, specifier, folder: await realpath(base), plugins, files })
+    const { file } = bundle
     bundles.set(file, bundle)
     let exported: unknown
     try {
@@ -69,7 +80,7 @@ export function createCodeLoader({ builtins, sources, base }: CodeLoaderOptions)
         }
       )
     }
-    return { plugin: toPlugin(exported, plugin, file), files }
+    return { plugin: toPlugin(exported, plugin, file), files: bundle.files }
   }
 
   const loader: CodeLoader = {
@@ -91,6 +102,7 @@ export function createCodeLoader({ builtins, sources, base }: CodeLoaderOptions)
       }
       return loadBundle(plugin, plugin)
     },
+    filesOf: (plugin) => stamps.get(plugin) ?? new Map(),
     readable: (stack) =>
       stack.replace(/(\/[^()\n]+)\.bundle:(\d+):(\d+)/g, (place, file: string, line: string, column: string) => {
         const bundle = bundles.get(file)
@@ -138,8 +150,18 @@ interface Bundle {
 }
 
 const stdin = '<stdin>'
+const extensions = ['.ts', '.mts', '.js', '.mjs', '.cjs', '.cts', '.json']
 
-async function build(plugin: string, specifier: string, folder: string, share: BundlerPlugin): Promise<Bundle> {
+interface Build {
+  readonly plugin: string
+  readonly specifier: string
+  readonly folder: string
+  readonly plugins: BundlerPlugin[]
+  /** Takes what an import looks for in vain. */
+  readonly files: Map<string, Stamp>
+}
+
+async function build({ plugin, specifier, folder, plugins, files }: Build): Promise<Bundle> {
   // Loaded when needed: most programs consist of built-in plugins.
   const esbuild = await import('esbuild')
   try {
@@ -159,23 +181,54 @@ async function build(plugin: string, specifier: string, folder: string, share: B
       sourcemap: 'inline',
       sourcesContent: false,
       logLevel: 'silent',
-      resolveExtensions: ['.ts', '.mts', '.js', '.mjs', '.cjs', '.cts', '.json'],
+      resolveExtensions: extensions,
       define: {
         'import.meta.url': '__url',
         'import.meta.filename': '__filename',
         'import.meta.dirname': '__dirname'
       },
-      plugins: [share]
+      plugins
     })
-    const files = Object.keys(metafile.inputs).filter((input) => input !== stdin && !input.startsWith(`${hosted}:`))
+    const inputs = Object.keys(metafile.inputs).filter((input) => input !== stdin && !input.startsWith(`${hosted}:`))
     return {
       text: outputFiles[0]?.text ?? '',
       folder,
       file: resolve(folder, metafile.inputs[stdin]?.imports[0]?.path ?? ''),
-      files: files.map((file) => resolve(folder, file))
+      files: inputs.map((file) => resolve(folder, file))
     }
   } catch (error) {
+    for (const path of missingOf(error, folder)) await look(files, path)
     throw toBuildError(error, plugin, folder)
+  }
+}
+
+async function look(files: Map<string, Stamp>, path: string): Promise<void> {
+  files.set(path, await readStamp(path))
+}
+
+/** Every path at which something that could not be resolved would be found. */
+function missingOf(error: unknown, folder: string): readonly string[] {
+  return ((error as Partial<BuildFailure>).errors ?? []).flatMap(({ text, location }) => {
+    const specifier = /^Could not resolve "([./][^"]*)"/.exec(text)?.[1]
+    if (specifier === undefined) return []
+    const target = resolve(folder, dirname(location?.file ?? ''), specifier)
+    const typed = target.replace(/\.([cm]?)js$/, '.$1ts')
+    const endings = extensions.flatMap((extension) => [target + extension, join(target, `index${extension}`)])
+    return [...new Set([target, typed, ...endings])]
+  })
+}
+
+/** Reads the files of a bundle, so that what went into it is known to the byte. */
+function recordFiles(files: Map<string, Stamp>): BundlerPlugin {
+  return {
+    name: 'record-files',
+    setup(build) {
+      build.onLoad({ filter: /./, namespace: 'file' }, async ({ path }) => {
+        const contents = await readFile(path)
+        files.set(path, stampOf(contents))
+        return { contents, loader: 'default' }
+      })
+    }
   }
 }
 

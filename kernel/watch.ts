@@ -311,7 +311,8 @@ function isMissing(error: unknown): boolean {
 /** Above it a file is told by its size and time. */
 const maxHashedBytes = 16 * 1024 * 1024
 
-async function readStamp(file: string): Promise<Stamp> {
+/** What is there now, whatever it is; of a file that cannot be read, why. */
+export async function readStamp(file: string): Promise<Stamp> {
   try {
     const found = await stat(file)
     return isHashed(found) ? stampOf(await readFile(file)) : otherStamp(found, await realpath(file))

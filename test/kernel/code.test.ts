@@ -1,12 +1,13 @@
 import { execFile } from 'node:child_process'
 import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs'
-import { dirname, join } from 'node:path'
+import { dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import t, { type Test } from 'tap'
 import { createCodeLoader } from '../../kernel/code.ts'
 import { CodedError, definePlugin, isCoded } from '../../kernel/index.ts'
 import type { Plugin } from '../../kernel/plugin.ts'
+import { stampOf } from '../../kernel/watch.ts'
 
 type Files = Readonly<Record<string, string>>
 
@@ -201,6 +202,35 @@ t.test('what cannot be loaded is refused with a code, the file and the place', a
   }
   const failed = await loader.load('./p/syntax.ts').catch((error: unknown) => error)
   t.match(failed, { detail: { faults: [{ file: join(base, 'p/syntax.ts'), line: 2, column: 17 }] } })
+})
+
+t.test('it is known what a load has read, and where an import looked in vain', async (t) => {
+  const { loader, base, write } = setUp(t, {
+    'p/a.ts': "import { n } from './n.js'\nexport default n",
+    'p/deep/m.json': '{}'
+  })
+  const files = (plugin: string) => [...loader.filesOf(plugin)].map(([file, stamp]) => [relative(base, file), stamp])
+  t.same(files('./p/a.ts'), [], 'nothing was loaded yet')
+
+  await t.rejects(loader.load('./p/a.ts'), { code: 'PLUGIN_BUILD_FAILED' })
+  const failed = new Map(files('./p/a.ts') as [string, string][])
+  t.equal(failed.get('p/a.ts'), stampOf("import { n } from './n.js'\nexport default n"))
+  for (const name of ['p/n.js', 'p/n.ts', 'p/n.js/index.ts']) t.match(failed.get(name), /^none /, name)
+
+  const helper =
+    "import m from './deep/m.json'\nimport { definePlugin } from 'heartwood'\n" +
+    "export const n = definePlugin({ name: 'a', apply: () => m })"
+  write({ 'p/n.ts': helper })
+  await loader.load('./p/a.ts')
+  const read = new Map(files('./p/a.ts') as [string, string][])
+  t.same([...read.keys()].sort(), ['p/a.ts', 'p/deep/m.json', 'p/n.ts'])
+  t.equal(read.get('p/n.ts'), stampOf(helper))
+  t.equal(read.get('p/deep/m.json'), stampOf('{}'))
+
+  await t.rejects(loader.load('./p/gone'), { code: 'PLUGIN_NOT_FOUND' })
+  const gone = new Map(files('./p/gone') as [string, string][])
+  for (const name of ['p/gone', 'p/gone.ts', 'p/gone/index.js']) t.match(gone.get(name), /^none /, name)
+  t.same(files('clock'), [])
 })
 
 t.test('a bare manifest becomes a whole plugin', async (t) => {
