@@ -7,7 +7,7 @@ import { createConversations, type Message } from './conversations.ts'
 import type { FoundModel, Registry } from './registry.ts'
 import { parseChoice, routingCall } from './routing.ts'
 import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
-import { isPlainId, toWellFormed } from './text.ts'
+import { isPlainId, maxIdBytes, toWellFormed } from './text.ts'
 import type { AgentDefinition, Source } from './types.ts'
 
 export interface Config {
@@ -66,7 +66,6 @@ export interface Chat {
   stream(request: TurnRequest): AsyncGenerator<ChatEvent, void>
 }
 
-const maxIdBytes = 256
 const maxNameChars = 128
 
 /** What people are told of a failing model, by the code of its error. */

@@ -3,6 +3,8 @@ import type {} from '../http/types.ts'
 import type {} from '../store/types.ts'
 import type {} from '../tools/types.ts'
 import { type Config, createChat } from './chat.ts'
+import { conversationRoutes } from './conversation-routes.ts'
+import { createConversations } from './conversations.ts'
 import { createId } from './ids.ts'
 import { createRegistry } from './registry.ts'
 import { routes } from './routes.ts'
@@ -45,7 +47,7 @@ export default definePlugin({
       now: Date.now,
       newId: () => createId(Date.now())
     })
-    ctx.contribute('http.routes', ...routes(chat))
+    ctx.contribute('http.routes', ...routes(chat), ...conversationRoutes(createConversations(store)))
     ctx.contribute(
       'http.info',
       { name: 'agents', values: () => registry.agents().map(({ item }) => item.name) },

@@ -9,6 +9,9 @@ export function toWellFormed(text: string): string {
 
 const noPlainText = /[\p{Surrogate}\p{Cc}]/u
 
+/** Longest id of a conversation, in bytes of UTF-8. */
+export const maxIdBytes = 256
+
 /** An id from outside that may stand in a key and a log: at most `maxBytes` of UTF-8, no control characters. */
 export function isPlainId(id: string, maxBytes: number): boolean {
   return Buffer.byteLength(id) <= maxBytes && !noPlainText.test(id)
