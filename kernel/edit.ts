@@ -1,6 +1,22 @@
 import { randomUUID } from 'node:crypto'
-import { access, constants, open, readlink, realpath, rename, rm, stat } from 'node:fs/promises'
+import {
+  accessSync,
+  closeSync,
+  constants,
+  fchmodSync,
+  fchownSync,
+  fsync,
+  openSync,
+  readlinkSync,
+  realpathSync,
+  renameSync,
+  rmSync,
+  type Stats,
+  statSync,
+  writeFileSync
+} from 'node:fs'
 import { dirname, resolve } from 'node:path'
+import { promisify } from 'node:util'
 import { CodedError, isCoded, messageOf } from './errors.ts'
 import { type Entry, type JsonObject, programOf } from './program.ts'
 import {
@@ -739,31 +755,31 @@ function toBlock(text: string, eol: string): string {
 /**
  * Replaces a file as a whole: whoever reads it finds the old text or the new one. A link stays a link, its target is
  * replaced; the mode of the file stays.
+ *
+ * Only what waits for the disk is awaited. Each await costs a turn of the event loop, which under load takes many times
+ * as long as these calls do.
  * @throws CodedError `PROGRAM_NOT_SAVED`; the file is as it was then, and nothing is left beside it
  */
 export async function writeProgramFile(path: string, text: string): Promise<void> {
   let temporary: string | undefined
   try {
-    const target = await resolveLinks(path)
-    const old = await stat(target).catch(() => undefined) // a new file then
+    const target = resolveLinks(path)
+    const old = statOf(target)
     // A rename asks the folder only; a file its owner made read-only is not to be replaced.
-    if (old !== undefined) await access(target, constants.W_OK)
+    if (old !== undefined) accessSync(target, constants.W_OK)
     temporary = `${target}.tmp-${process.pid}-${randomUUID().slice(0, 8)}`
-    const file = await open(temporary, 'wx', old?.mode ?? 0o666)
+    const file = openSync(temporary, 'wx', old?.mode ?? 0o666)
     try {
-      await file.writeFile(text)
-      if (old !== undefined) {
-        await file.chown(old.uid, old.gid).catch(() => undefined) // only root may give a file away
-        await file.chmod(old.mode)
-      }
-      await file.sync()
+      writeFileSync(file, text)
+      if (old !== undefined) keepOwner(file, old)
+      await sync(file)
     } finally {
-      await file.close()
+      closeSync(file)
     }
-    await rename(temporary, target)
+    renameSync(temporary, target)
     await syncFolder(dirname(target))
   } catch (error) {
-    if (temporary !== undefined) await rm(temporary, { force: true })
+    if (temporary !== undefined) rmSync(temporary, { force: true })
     throw new CodedError('PROGRAM_NOT_SAVED', `${path} could not be written: ${messageOf(error)}`, {
       cause: error,
       detail: { path }
@@ -771,19 +787,49 @@ export async function writeProgramFile(path: string, text: string): Promise<void
   }
 }
 
+const sync = promisify(fsync)
+
 /** The file behind a link, also where it is not there yet. */
-async function resolveLinks(path: string): Promise<string> {
+function resolveLinks(path: string): string {
   try {
-    return await realpath(path)
+    return realpathSync.native(path)
   } catch {
-    const target = await readlink(path).catch(() => undefined) // no link
-    return target === undefined ? resolve(path) : resolve(dirname(path), target)
+    let target: string
+    try {
+      target = readlinkSync(path)
+    } catch {
+      return resolve(path) // no link
+    }
+    return resolve(dirname(path), target)
   }
+}
+
+/** `undefined` for a file that is not there; what else is wrong with the path shows when it is opened. */
+function statOf(path: string): Stats | undefined {
+  try {
+    return statSync(path)
+  } catch {
+    return undefined
+  }
+}
+
+function keepOwner(file: number, { uid, gid, mode }: Stats): void {
+  try {
+    fchownSync(file, uid, gid)
+  } catch {
+    // Only root may give a file away.
+  }
+  fchmodSync(file, mode)
 }
 
 /** Makes the rename itself durable, where the system can do that for a folder. */
 async function syncFolder(path: string): Promise<void> {
-  const folder = await open(path).catch(() => undefined)
-  await folder?.sync().catch(() => undefined)
-  await folder?.close()
+  let folder: number
+  try {
+    folder = openSync(path, 'r')
+  } catch {
+    return // not on this system
+  }
+  await sync(folder).catch(() => undefined)
+  closeSync(folder)
 }
