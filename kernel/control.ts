@@ -52,7 +52,7 @@ export interface EntryPatch {
 }
 
 /** An entry as it is to be, whole. */
-export type EntryInput = Pick<Entry, 'id' | 'plugin'> & Partial<Entry>
+export type EntryInput = Pick<Entry, 'id' | 'plugin'> & Partial<Omit<Entry, 'source'>>
 
 export interface ChangeOptions {
   /** Only if the program is still the one of this {@link KernelControl.entries} etag. */
@@ -78,7 +78,10 @@ export type Renamed = readonly (readonly [old: string, next: string])[]
  * mask stands for the value that is there.
  *
  * Codes of its errors:
+ * - `KERNEL_NOT_STARTED`
  * - `PROGRAM_NO_ENTRY`
+ * - `PROGRAM_EDIT_FAILED`: the file has no form for it, such as for `null` in a config
+ * - `PROGRAM_INCLUDED`: in words; the entry stands where nothing may be written, or where the change cannot be written
  * - `PROGRAM_INVALID`: the file cannot be read or is not valid; detail `faults`
  * - `PROGRAM_CHANGED`: not the program of `ifMatch`
  * - `PROGRAM_MOVE_REFUSED`: in words; nothing has changed

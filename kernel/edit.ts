@@ -50,7 +50,7 @@ export type ProgramEdit =
       readonly value: unknown
     }
   | { readonly op: 'insert'; readonly entry: Entry; readonly before?: string }
-  | { readonly op: 'remove'; readonly id: string }
+  | { readonly op: 'remove'; readonly ids: readonly string[] }
   /** All at once, so that two entries may swap their ids. */
   | { readonly op: 'rename'; readonly ids: readonly (readonly [old: string, next: string])[] }
   /** The entries stand together afterwards, in this order. */
@@ -152,8 +152,10 @@ function editTree(tree: Tree, edit: ProgramEdit): Tree {
           const { [edit.key]: _gone, ...rest } = entry
           return edit.value === undefined ? rest : { ...rest, [edit.key]: edit.value }
         })
-      case 'remove':
-        return entries.filter((entry) => entry['id'] !== edit.id)
+      case 'remove': {
+        const gone = new Set<unknown>(edit.ids)
+        return entries.filter((entry) => !gone.has(entry['id']))
+      }
       case 'rename': {
         const names = new Map<unknown, string>(edit.ids)
         return entries.map((entry) => ({ ...entry, id: names.get(entry['id']) ?? entry['id'] }))
@@ -190,10 +192,11 @@ function keepTypes(was: unknown, given: unknown): unknown {
   return given
 }
 
-function namedIds(edit: ProgramEdit): readonly string[] {
+/** Ids of the entries that an edit is about. */
+export function namedIds(edit: ProgramEdit): readonly string[] {
   const before = 'before' in edit && edit.before !== undefined ? [edit.before] : []
   if (edit.op === 'insert') return before
-  if (edit.op === 'move') return [...edit.ids, ...before]
+  if (edit.op === 'move' || edit.op === 'remove') return [...edit.ids, ...before]
   return edit.op === 'rename' ? edit.ids.map(([old]) => old) : [edit.id]
 }
 
@@ -676,7 +679,13 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
     case 'rename':
       return edit.ids.reduce((renamed, [old, next]) => setMember(renamed, indexOf(tree, old), 'id', next), text)
     case 'remove':
-      return rearrange(text, tree, [indexOf(tree, edit.id)], [], undefined)
+      return rearrange(
+        text,
+        tree,
+        edit.ids.map((id) => indexOf(tree, id)),
+        [],
+        undefined
+      )
     case 'insert':
       return rearrange(text, tree, [], [edit.entry], edit.before)
     case 'move':

@@ -1,7 +1,7 @@
-import { createHash } from 'node:crypto'
-import { readFile } from 'node:fs/promises'
 import { isDeepStrictEqual } from 'node:util'
+import { type Change, changedFiles, edited, entryOf, etagOf, isAsRead, moving, removal } from './change.ts'
 import type { CodeLoader } from './code.ts'
+import { readProgram, type Source, sourceOf } from './compose.ts'
 import type {
   AppliedStep,
   Changed,
@@ -12,7 +12,7 @@ import type {
   KernelControl,
   Renamed
 } from './control.ts'
-import { editEntries, editProgram, type ProgramEdit, writeProgramFile } from './edit.ts'
+import { type ProgramEdit, writeProgramFile } from './edit.ts'
 import { CodedError, isCoded, messageOf } from './errors.ts'
 import type { Target } from './generation.ts'
 import { Kernel } from './kernel.ts'
@@ -22,18 +22,17 @@ import { definePlugin, type Plugin, type ServiceName, type Services } from './pl
 import {
   checkPlugins,
   type Entry,
+  invalidProgram,
   isLabel,
   issueFaults,
   type JsonObject,
-  type ParsedProgram,
   type Program,
   type ProgramFault,
-  parseProgram,
   resolveConfig
 } from './program.ts'
 import { type Issue, renderIssues } from './schema.ts'
 import { maskSecrets, unmaskSecrets } from './secrets.ts'
-import { isGroup, moveEntry, parentOf, type Scope, scopeOf, subtreeOf } from './tree.ts'
+import { enabledIds, isStructure, parentOf, type Scope, scopeOf } from './tree.ts'
 
 export interface HostOptions {
   /** Path of the program file, or the program itself as data; then nothing is written anywhere. */
@@ -45,8 +44,11 @@ export interface HostOptions {
   readonly log: Logger
 }
 
-/** How long an answer waits for what its change set in motion elsewhere. */
+/** How long an answer waits for what its change set in motion elsewhere, and a listing for a change under way. */
 const settleMs = 1_000
+
+/** How often a change is tried while somebody else writes the program file. */
+const maxRounds = 10
 
 /** A program that is ready to run: every entry with its plugin and its checked config. */
 interface Prepared {
@@ -54,12 +56,13 @@ interface Prepared {
   readonly targets: ReadonlyMap<string, Target>
 }
 
-/** What a change does to the program. */
-interface Change {
-  readonly edits: readonly ProgramEdit[]
-  readonly renamed?: Renamed
-  /** An entry that is rebuilt as a new fiber, whether or not anything of it has changed. */
-  readonly rebuild?: string
+/** Plugins loaded for one change: one that many entries name is loaded once. */
+type Pass = Map<string, Promise<Plugin>>
+
+/** A step that was taken, and what ran before it. */
+interface Taken {
+  readonly step: Step
+  readonly before: Target | undefined
 }
 
 /** A service of the kernel's own that an operator may retire and provide. */
@@ -94,6 +97,7 @@ export class ProgramHost {
   readonly kernel: Kernel
   readonly #options: HostOptions
   readonly #file: string | undefined
+  #files: readonly string[]
   #current: Program | undefined
   #ready = false
   /** One change at a time; the next waits for the end of this, however it ends. */
@@ -103,11 +107,14 @@ export class ProgramHost {
   /** Names of the realms that entries have of their own; they move with the entry. */
   readonly #privateRealms = new Map<string, string>()
   #privateRealmCount = 0
+  /** Entries by id, for each list of them. */
+  readonly #byId = new WeakMap<readonly Entry[], ReadonlyMap<string, Entry>>()
   readonly #direct: ReadonlyMap<string, DirectService>
 
   constructor(options: HostOptions) {
     this.#options = options
     this.#file = typeof options.program === 'string' ? options.program : undefined
+    this.#files = this.#file === undefined ? [] : [this.#file]
     this.kernel = new Kernel({ log: options.log })
     const events: EventsService = { counts: () => this.kernel.events.counts() }
     this.#direct = new Map([['events_service', { type: 'cordis::events::EventsService', make: () => events }]])
@@ -147,39 +154,57 @@ export class ProgramHost {
     return this.#current
   }
 
-  /** @throws CodedError `PROGRAM_INVALID`, also when the file cannot be read */
-  async read(): Promise<ParsedProgram | Program> {
-    if (this.#file === undefined) return this.#current ?? (this.#options.program as Program)
-    return parseProgram(await readBytes(this.#file), this.#file)
+  /** The files that decide what the program is, as of the last look at them, valid or not; the program file first. */
+  get files(): readonly string[] {
+    return this.#files
+  }
+
+  /** @throws CodedError `PROGRAM_INVALID`, also when a file cannot be read, and when it is empty all at once */
+  async read(): Promise<Source> {
+    const file = this.#file
+    if (file === undefined) return sourceOf(this.#current ?? (this.#options.program as Program))
+    try {
+      const source = await readProgram(file)
+      this.#files = source.files.map(({ parsed }) => parsed.file)
+      if (source.program.entries.length > 0 || (this.#current?.entries.length ?? 0) === 0) return source
+    } catch (error) {
+      if (isCoded(error)) this.#files = (error.detail?.['paths'] as readonly string[] | undefined) ?? this.#files
+      throw error
+    }
+    // Half of a save, most likely; at worst somebody else's mistake.
+    const message = 'the file has no entries any more; what runs goes on'
+    throw invalidProgram(file, [{ line: 0, column: 0, message }])
   }
 
   /** Every entry that is to run, loaded and checked; everything that is wrong at once. */
-  async prepareAll(source: ParsedProgram | Program): Promise<Prepared> {
-    const parsed = 'program' in source ? source : undefined
-    const program = 'program' in source ? source.program : source
-    const faults: ProgramFault[] = parsed === undefined ? [] : [...checkPlugins(parsed, this.#options.loader.labels())]
+  async prepareAll(source: Source): Promise<Prepared> {
+    const { program, files } = source
+    const faults: ProgramFault[] = files.length === 0 ? [] : [...checkPlugins(source, this.#options.loader.labels())]
     const targets = new Map<string, Target>()
-    const running = new Set(planSteps([], program.entries).map((step) => step.id))
+    const running = enabledIds(program.entries)
+    const pass: Pass = new Map()
     for (const entry of program.entries) {
-      if (isGroup(entry)) continue
+      if (isStructure(entry)) continue
       try {
-        const target = await this.#prepare(entry, program.entries)
+        const target = await this.#prepare(entry, program.entries, pass)
         if (running.has(entry.id)) targets.set(entry.id, target)
       } catch (error) {
         if (!isCoded(error)) throw error
-        faults.push(...faultsOf(error, entry, parsed, faults))
+        faults.push(...faultsOf(error, entry, source))
       }
     }
-    if (faults.length > 0) throw invalid(parsed?.file ?? 'program', faults)
+    if (faults.length > 0) throw invalid(source, faults)
     return { program, targets }
   }
 
-  async #prepare(entry: Entry, entries: readonly Entry[]): Promise<Target> {
+  /** @param renamed what is about to be renamed: the entry is still running under its old id then */
+  async #prepare(entry: Entry, entries: readonly Entry[], pass: Pass, renamed: Renamed = []): Promise<Target> {
     const { env, overrides } = this.#options
-    const plugin = await this.#load(entry.plugin)
+    const plugin = await this.#load(entry.plugin, pass)
     const config = { ...resolveConfig(entry.config, env, plugin.config), ...overrides?.[entry.plugin] }
-    const scope = this.#scope(entry, entries)
-    const present = this.kernel.fiber(entry.id)?.target
+    const scope = this.#scope(entry, entries, renamed)
+    const old = renamed.find(([, next]) => next === entry.id)?.[0] ?? entry.id
+    const present = this.kernel.fiber(old)?.target
     // Equal scopes stay the same object: that is how a fiber sees that only its config has changed.
     const same =
       present !== undefined && isDeepStrictEqual({ realms: present.realms, overlays: present.overlays }, scope)
@@ -187,17 +212,34 @@ export class ProgramHost {
     return this.kernel.targetOf({ id: entry.id, plugin, config, realms, overlays })
   }
 
-  async #load(label: string): Promise<Plugin> {
-    let plugin: Plugin
+  async #load(label: string, pass: Pass): Promise<Plugin> {
+    let loading = pass.get(label)
+    if (loading === undefined) pass.set(label, (loading = this.#loadNow(label)))
+    const plugin = await loading
+    this.#plugins.set(label, plugin)
+    return plugin
+  }
+
+  async #loadNow(label: string): Promise<Plugin> {
     try {
-      plugin = (await this.#options.loader.load(label)).plugin
+      return (await this.#options.loader.load(label)).plugin
     } catch (error) {
       if (isCoded(error, 'PLUGIN_NOT_FOUND')) throw error
       // Code that does not load is the entry's own failure: it is shown as Failed, and the rest serves.
-      plugin = unloadable(label, error)
+      return unloadable(label, error)
     }
-    this.#plugins.set(label, plugin)
-    return plugin
+  }
+
+  /** What cannot be loaded has no manifest to know of; the change that runs it will say why. */
+  async #loadManifests(entries: readonly Entry[], pass: Pass): Promise<void> {
+    for (const entry of entries) {
+      if (isStructure(entry) || this.#plugins.has(entry.plugin)) continue
+      try {
+        await this.#load(entry.plugin, pass)
+      } catch (error) {
+        if (!isCoded(error)) throw error
+      }
+    }
   }
 
   /** @param renamed what is about to be renamed: a private realm goes along with its entry */
@@ -207,9 +249,9 @@ export class ProgramHost {
       injects: [...(plugin?.inject ?? []), ...(plugin?.optional ?? [])],
       provides: plugin?.provides ?? []
     }
-    const byId = new Map(entries.map((each) => [each.id, each]))
-    const before = new Map(renamed.map(([old, next]) => [next, old]))
-    return scopeOf(entry, byId, names, (id) => this.#privateRealm(before.get(id) ?? id))
+    let byId = this.#byId.get(entries)
+    if (byId === undefined) this.#byId.set(entries, (byId = new Map(entries.map((each) => [each.id, each]))))
+    return scopeOf(entry, byId, names, (id) => this.#privateRealm(renamed.find(([, next]) => next === id)?.[0] ?? id))
   }
 
   #privateRealm(id: string): string {
@@ -222,8 +264,8 @@ export class ProgramHost {
     return realm
   }
 
-  #plan(wanted: readonly Entry[], renamed: Renamed = []): readonly Step[] {
-    return planSteps(this.program.entries, wanted, {
+  #plan(current: readonly Entry[], wanted: readonly Entry[], renamed: Renamed = []): readonly Step[] {
+    return planSteps(current, wanted, {
       before: (entry, entries) => this.#scope(entry, entries),
       after: (entry, entries) => this.#scope(entry, entries, renamed),
       renamed
@@ -235,10 +277,12 @@ export class ProgramHost {
     return {
       fibers: () => kernel.fibers(),
       isReady: () => this.#ready && !kernel.stopping,
-      entries: () => this.#entries(),
-      putEntry: (entry, options) => this.#exclusively(() => this.#change(() => this.#put(entry), options)),
+      // In its turn, so that nothing half-way is seen; but not behind a change that takes long.
+      entries: () => Promise.race([this.#exclusively(() => this.#entries()), after(settleMs, () => this.#entries())]),
+      putEntry: (entry, options) =>
+        this.#exclusively(() => this.#change((source) => this.#put(source, entry), options)),
       patchEntry: (id, patch, options) => this.#exclusively(() => this.#patch(id, patch, options)),
-      deleteEntry: (id, options) => this.#exclusively(() => this.#change((program) => removal(program, id), options)),
+      deleteEntry: (id, options) => this.#exclusively(() => this.#change((source) => removal(source, id), options)),
       toggleEntry: (id, options) => this.#exclusively(() => this.#toggle(id, options)),
       moveEntry: (id, parent, position, options) => this.#exclusively(() => this.#move(id, parent, position, options)),
       reload: (options) => this.#exclusively(() => this.#reload(options)),
@@ -255,29 +299,20 @@ export class ProgramHost {
   }
 
   async #entries(): ReturnType<KernelControl['entries']> {
+    const { entries } = this.program
     const source = await this.read()
-    const wanted = 'program' in source ? source.program : source
-    for (const { plugin } of wanted.entries) if (!this.#plugins.has(plugin)) await this.#tryLoad(plugin)
+    await this.#loadManifests(source.program.entries, new Map())
     return {
-      current: this.program.entries.map((entry) => this.#masked(entry)),
-      pending: this.#plan(wanted.entries).map(({ id, action }) => ({ id, action })),
+      current: entries.map((entry) => this.#masked(entry)),
+      pending: this.#plan(entries, source.program.entries).map(({ id, action }) => ({ id, action })),
       path: this.#file,
       dependencyCycles: this.kernel.cycles(),
       etag: etagOf(source)
     }
   }
 
-  /** What cannot be loaded has no manifest to know of; the change that runs it will say why. */
-  async #tryLoad(label: string): Promise<void> {
-    try {
-      await this.#load(label)
-    } catch (error) {
-      if (!isCoded(error)) throw error
-    }
-  }
-
-  #put(input: EntryInput): Change {
-    const present = this.program.entries.find((entry) => entry.id === input.id)
+  #put({ program }: Source, input: EntryInput): Change {
+    const present = program.entries.find((entry) => entry.id === input.id)
     const entry: Entry = { config: {}, disabled: false, ...input }
     const config = this.#unmasked(entry.plugin, entry.config, present)
     if (present === undefined) return { edits: [{ op: 'insert', entry: { ...entry, config } }] }
@@ -302,13 +337,13 @@ export class ProgramHost {
     const moves = patch.parent !== undefined || patch.position !== undefined
     let renamed: Renamed | undefined
     let now = id
-    const changed = await this.#change((program) => {
-      const entry = entryOf(program, id)
+    const changed = await this.#change((source) => {
+      const entry = entryOf(source, id)
       const parent = patch.parent === undefined ? parentOf(entry) || null : patch.parent
-      const move = moves ? moving(program, id, parent, patch.position) : undefined
+      const move = moves ? moving(source, id, parent, patch.position) : undefined
       renamed = move?.renamed
       now = renamed?.find(([old]) => old === id)?.[1] ?? id
-      return { edits: [...(move?.edits ?? []), ...this.#edits(now, entry, patch)], renamed: renamed ?? [] }
+      return { ...move, edits: [...this.#edits(id, entry, patch), ...(move?.edits ?? [])] }
     }, options)
     const entry = options?.dryRun === true ? undefined : this.program.entries.find((each) => each.id === now)
     return { ...changed, entry: this.#masked(entry ?? { id: now, plugin: '', config: {}, disabled: false }), renamed }
@@ -328,8 +363,8 @@ export class ProgramHost {
 
   async #toggle(id: string, options: ChangeOptions | undefined): ReturnType<KernelControl['toggleEntry']> {
     let disabled = false
-    const changed = await this.#change((program) => {
-      disabled = !entryOf(program, id).disabled
+    const changed = await this.#change((source) => {
+      disabled = !entryOf(source, id).disabled
       return { edits: [{ op: 'set-disabled', id, disabled }] }
     }, options)
     return { ...changed, disabled }
@@ -342,8 +377,8 @@ export class ProgramHost {
     options: ChangeOptions | undefined
   ): ReturnType<KernelControl['moveEntry']> {
     let renamed: Renamed = []
-    const changed = await this.#change((program) => {
-      const move = moving(program, id, parent, position)
+    const changed = await this.#change((source) => {
+      const move = moving(source, id, parent, position)
       renamed = move.renamed
       return move
     }, options)
@@ -353,7 +388,7 @@ export class ProgramHost {
   async #reload(options: ChangeOptions | undefined): Promise<Changed> {
     const source = await this.read()
     assertMatch(source, options)
-    return this.#apply(source, {}, options)
+    return this.#apply(source.program, {}, options)
   }
 
   async #replace(name: string, config: JsonObject): ReturnType<KernelControl['replaceProvider']> {
@@ -374,14 +409,15 @@ export class ProgramHost {
     }
     try {
       await this.#change(
-        (program) => ({
-          edits: [{ op: 'set-config', id, config: this.#unmasked(entry.plugin, config, entryOf(program, id)) }],
+        (source) => ({
+          edits: [{ op: 'set-config', id, config: this.#unmasked(entry.plugin, config, entryOf(source, id)) }],
           rebuild: id
         }),
         undefined
       )
     } catch (error) {
-      if (!isCoded(error, 'PROGRAM_PREFLIGHT_FAILED') && !isCoded(error, 'PROGRAM_APPLY_FAILED')) throw error
+      const codes = ['PROGRAM_PREFLIGHT_FAILED', 'PROGRAM_APPLY_FAILED', 'PROGRAM_EDIT_FAILED', 'PROGRAM_INCLUDED']
+      if (!isCoded(error) || !codes.includes(error.code)) throw error
       throw notReplaced(error.message, error)
     }
     return { plugin: name, fiberId: this.kernel.fiber(id)?.id ?? 0 }
@@ -410,25 +446,22 @@ export class ProgramHost {
    * Edits the file as it is on disk now, applies what it then says, and only then writes it. When somebody else has
    * written meanwhile, begins anew from what they wrote.
    */
-  async #change(make: (program: Program) => Change, options: ChangeOptions | undefined): Promise<Changed> {
-    for (;;) {
+  async #change(make: (source: Source) => Change, options: ChangeOptions | undefined): Promise<Changed> {
+    for (let round = 0; round < maxRounds; round++) {
       const source = await this.read()
       assertMatch(source, options)
-      const change = make('program' in source ? source.program : source)
-      const wanted = edited(source, change)
+      const change = make(source)
+      const wanted = await edited(source, change)
       const before = this.program
-      const changed = await this.#apply(wanted, change, options)
-      if (options?.dryRun === true || !('program' in source) || !('program' in wanted)) return changed
-      const back = (change.renamed ?? []).map(([old, next]) => [next, old] as const)
+      const changed = await this.#apply(wanted.program, change, options)
+      if (options?.dryRun === true || source.files.length === 0) return changed
       try {
-        const file = this.#file as string
-        if (Buffer.compare(await readBytes(file), Buffer.from(source.text)) !== 0) {
-          await this.#apply(before, { renamed: back }, undefined)
-          continue
+        if (await isAsRead(source)) {
+          for (const { parsed } of changedFiles(source, wanted)) await writeProgramFile(parsed.file, parsed.text)
+          return changed
         }
-        if (wanted.text !== source.text) await writeProgramFile(file, wanted.text)
       } catch (error) {
-        await this.#apply(before, { renamed: back }, undefined)
+        await this.#takeBack(before, change)
         throw new CodedError(
           'PROGRAM_NOT_SAVED',
           `the program file ${this.#file} could not be written: ${messageOf(error)}`,
@@ -437,35 +470,41 @@ export class ProgramHost {
           }
         )
       }
-      return changed
+      await this.#takeBack(before, change)
     }
+    throw new CodedError('PROGRAM_CHANGED', 'somebody else keeps writing the program file; the change was given up')
+  }
+
+  async #takeBack(before: Program, { renamed = [] }: Change): Promise<void> {
+    const back = renamed.map(([old, next]) => [next, old] as const)
+    await this.#apply(before, { renamed: back }, undefined)
   }
 
   /** Makes `wanted` run: everything checked first, then step by step; a step that fails takes those before it back. */
   async #apply(
-    source: ParsedProgram | Program,
+    wanted: Program,
     { renamed = [], rebuild }: Omit<Change, 'edits'>,
     options: ChangeOptions | undefined
   ): Promise<Changed> {
-    const wanted = 'program' in source ? source.program : source
-    for (const { plugin } of wanted.entries) if (!this.#plugins.has(plugin)) await this.#tryLoad(plugin)
-    const steps = renewing(this.#plan(wanted.entries, renamed), wanted.entries, rebuild)
+    const { entries } = wanted
+    const pass: Pass = new Map()
+    await this.#loadManifests(entries, pass)
+    const steps = renewing(this.#plan(this.program.entries, entries, renamed), entries, rebuild)
+    const targets = new Map<string, Target>()
+    for (const step of steps) {
+      if (step.action !== 'retire') targets.set(step.id, await this.#verify(step, entries, pass, renamed))
+    }
+    if (options?.dryRun === true) return { applied: [], planned: steps.map(({ id, action }) => ({ id, action })) }
     this.#rename(renamed)
-    let kept = false
     try {
-      const targets = new Map<string, Target>()
-      for (const step of steps) {
-        if (step.action !== 'retire') targets.set(step.id, await this.#verify(step, wanted.entries))
-      }
-      if (options?.dryRun === true) return { applied: [], planned: steps.map(({ id, action }) => ({ id, action })) }
       const applied = await this.#takeAll(steps, targets)
       this.#current = wanted
       this.kernel.settings = wanted.settings
-      kept = true
-      await this.#untilSettled()
+      await Promise.race([this.kernel.settled(), after(settleMs, () => {})])
       return { applied, planned: [] }
-    } finally {
-      if (!kept) this.#rename(renamed.map(([old, next]) => [next, old]))
+    } catch (error) {
+      this.#rename(renamed.map(([old, next]) => [next, old]))
+      throw error
     }
   }
 
@@ -478,13 +517,14 @@ export class ProgramHost {
   }
 
   async #takeAll(steps: readonly Step[], targets: ReadonlyMap<string, Target>): Promise<readonly AppliedStep[]> {
-    const taken: Step[] = []
-    const applied: AppliedStep[] = []
+    const taken: Taken[] = []
     for (const step of steps) {
+      const now: Taken = { step, before: this.kernel.fiber(step.id)?.target }
       try {
         await this.#take(step, targets.get(step.id))
       } catch (error) {
-        await this.#takeBack([...(step.action === 'begin' ? [step] : []), ...taken.reverse()])
+        // A fiber that could not start is there all the same; one that could not be swapped serves on as it was.
+        await this.#untake(step.action === 'begin' ? [...taken, now] : taken)
         // A lone change of config that fails has been a trial: nothing was touched.
         if (steps.length === 1 && step.action === 'update-config') throw preflight(step, error)
         throw new CodedError('PROGRAM_APPLY_FAILED', `staged apply failed: ${messageOf(error)}; batch rolled back`, {
@@ -492,15 +532,19 @@ export class ProgramHost {
           detail: { id: step.id, action: step.action }
         })
       }
-      taken.push(step)
-      applied.push({ id: step.id, action: step.action, ok: true, verified: true })
+      taken.push(now)
     }
-    return applied
+    return steps.map(({ id, action }) => ({ id, action, ok: true, verified: true }))
   }
 
-  async #verify(step: Exclude<Step, { action: 'retire' }>, entries: readonly Entry[]): Promise<Target> {
+  async #verify(
+    step: Exclude<Step, { action: 'retire' }>,
+    entries: readonly Entry[],
+    pass: Pass,
+    renamed: Renamed
+  ): Promise<Target> {
     try {
-      return await this.#prepare(step.to, entries)
+      return await this.#prepare(step.to, entries, pass, renamed)
     } catch (error) {
       if (isCoded(error, 'PLUGIN_NOT_FOUND') && isLabel(step.to.plugin)) {
         const message = `no factory registered for plugin '${step.to.plugin}'`
@@ -530,17 +574,16 @@ export class ProgramHost {
     if (step.renew === true || step.from.plugin !== step.to.plugin) kernel.renew(id)
   }
 
-  async #takeBack(steps: readonly Step[]): Promise<void> {
-    for (const step of steps) {
+  /** Takes steps back, the newest first: what ran before runs again, with the code and the config it had. */
+  async #untake(taken: readonly Taken[]): Promise<void> {
+    for (const { step, before } of taken.toReversed()) {
+      const { id } = step
       try {
-        if (step.action === 'begin') await this.#take({ action: 'retire', id: step.id, from: step.to }, undefined)
-        else {
-          const target = await this.#prepare(step.from, this.program.entries)
-          if (step.action === 'retire') await this.#take({ action: 'begin', id: step.id, to: step.from }, target)
-          else await this.#take({ ...step, from: step.to, to: step.from }, target)
-        }
+        if (step.action === 'begin') await this.#take({ action: 'retire', id, from: step.to }, undefined)
+        else if (step.action === 'retire') await this.#take({ action: 'begin', id, to: step.from }, before)
+        else await this.#take({ ...step, from: step.to, to: step.from }, before)
       } catch (error) {
-        this.#options.log.error('a step could not be taken back', { entry: step.id, action: step.action, error })
+        this.#options.log.error('a step could not be taken back', { entry: id, action: step.action, error })
       }
     }
   }
@@ -560,74 +603,13 @@ export class ProgramHost {
   #unmasked(plugin: string, config: JsonObject, present: Entry | undefined): JsonObject {
     return unmaskSecrets(config, this.#plugins.get(plugin)?.config ?? {}, present?.config ?? {})
   }
-
-  async #untilSettled(): Promise<void> {
-    let timer: NodeJS.Timeout | undefined
-    const limit = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, settleMs)
-    })
-    await Promise.race([this.kernel.settled(), limit])
-    clearTimeout(timer)
-  }
 }
 
-async function readBytes(file: string): Promise<Buffer> {
-  try {
-    return await readFile(file)
-  } catch (error) {
-    const code = (error as NodeJS.ErrnoException).code
-    const reason = code === 'ENOENT' ? 'there is no such file' : messageOf(error)
-    throw new CodedError('PROGRAM_INVALID', `failed to read the program file ${file}: ${reason}`, { cause: error })
-  }
-}
-
-/** The program with the edits made: as a text where there is one. */
-function edited(source: ParsedProgram | Program, change: Change): ParsedProgram | Program {
-  if ('program' in source) {
-    try {
-      return parseProgram(editProgram(source.text, change.edits), source.file)
-    } catch (error) {
-      if (!isCoded(error, 'PROGRAM_EDIT_FAILED')) throw error
-      const id = change.edits.find((edit) => 'id' in edit)?.id ?? ''
-      throw preflight({ action: 'update-config', id }, error)
-    }
-  }
-  return { ...source, entries: editEntries(source.entries, change.edits) }
-}
-
-function entryOf(program: Program, id: string): Entry {
-  const entry = program.entries.find((each) => each.id === id)
-  if (entry === undefined) throw new CodedError('PROGRAM_NO_ENTRY', 'no such entry', { detail: { id } })
-  return entry
-}
-
-/** The entry and all below it, the deepest first. */
-function removal(program: Program, id: string): Change {
-  entryOf(program, id)
-  const ids = subtreeOf(program.entries, id).map((entry) => entry.id)
-  return { edits: ids.reverse().map((each) => ({ op: 'remove', id: each })) }
-}
-
-function moving(
-  program: Program,
-  id: string,
-  parent: string | null,
-  position: number | undefined
-): Change & { readonly renamed: Renamed } {
-  if (id !== '') entryOf(program, id)
-  const move = moveEntry(program.entries, id, parent, position)
-  const { before, ids, renamed } = move
-  return {
-    renamed,
-    edits: [
-      ...(renamed.length === 0 ? [] : [{ op: 'rename', ids: renamed } as const]),
-      ...move.pointers.map(([each, to]) => {
-        const place = move.entries.find((entry) => entry.id === each)?.position
-        return { op: 'set', id: each, key: 'position', value: { ...place, parent: to } } as const
-      }),
-      { op: 'move', ids, ...(before === undefined ? {} : { before }) }
-    ]
-  }
+/** What `work` answers, `delayMs` from now. */
+function after<T>(delayMs: number, work: () => T | Promise<T>): Promise<T> {
+  return new Promise((resolve) => {
+    setTimeout(() => resolve(work()), delayMs).unref()
+  })
 }
 
 /** The plan with the entry `id` rebuilt as a new fiber in any case. */
@@ -637,37 +619,22 @@ function renewing(steps: readonly Step[], entries: readonly Entry[], id: string 
   return [...steps.filter((step) => step.id !== id), { action: 'rebuild-fiber', id, from: to, to, renew: true }]
 }
 
-/** Quoted as the header has it. */
-function etagOf(source: ParsedProgram | Program): string {
-  const text =
-    'program' in source
-      ? source.text
-      : JSON.stringify(source, (_, value) => (typeof value === 'bigint' ? `${value}n` : value))
-  return `"${createHash('sha256').update(text).digest('hex')}"`
-}
-
-function assertMatch(source: ParsedProgram | Program, options: ChangeOptions | undefined): void {
+function assertMatch(source: Source, options: ChangeOptions | undefined): void {
   if (options?.ifMatch === undefined || options.ifMatch === '*') return
   const etag = etagOf(source)
   if (options.ifMatch.split(',').some((each) => each.trim() === etag)) return
   throw new CodedError('PROGRAM_CHANGED', 'the program has changed since it was read; read it again')
 }
 
-function faultsOf(
-  error: CodedError,
-  entry: Entry,
-  parsed: ParsedProgram | undefined,
-  known: readonly ProgramFault[]
-): readonly ProgramFault[] {
+function faultsOf(error: CodedError, entry: Entry, source: Source): readonly ProgramFault[] {
   const issues = error.detail?.['issues'] as readonly Issue[] | undefined
   const schema = error.detail?.['schema'] as Plugin['config']
-  if (parsed !== undefined && issues !== undefined && schema !== undefined) {
-    return issueFaults(parsed, entry.id, schema, issues)
+  if (source.files.length > 0 && issues !== undefined && schema !== undefined) {
+    return issueFaults(source, entry.id, schema, issues)
   }
-  const place = parsed?.locate(entry.id, []) ?? { line: 0, column: 0 }
   // checkPlugins has said it already, with a suggestion.
-  if (isCoded(error, 'PLUGIN_NOT_FOUND') && known.some((fault) => fault.line === place.line)) return []
-  return [{ ...place, message: `${error.message} (entry '${entry.id}')` }]
+  if (isCoded(error, 'PLUGIN_NOT_FOUND') && source.files.length > 0 && isLabel(entry.plugin)) return []
+  return [{ ...source.locate(entry.id, []), message: `${error.message} (entry '${entry.id}')` }]
 }
 
 /** A stand-in whose start fails with what loading the code failed with. */
@@ -705,8 +672,9 @@ function notReplaced(reason: string, cause?: CodedError): CodedError {
   })
 }
 
-function invalid(file: string, faults: readonly ProgramFault[]): CodedError {
-  const sorted = [...faults].sort((a, b) => a.line - b.line || a.column - b.column)
-  const lines = sorted.map((fault) => `${file}:${fault.line}:${fault.column}: ${fault.message}`)
-  return new CodedError('PROGRAM_INVALID', lines.join('\n'), { detail: { file, faults: sorted } })
+function invalid({ files }: Source, faults: readonly ProgramFault[]): CodedError {
+  const order = files.map(({ parsed }) => parsed.file)
+  const rank = (fault: ProgramFault) => order.indexOf(fault.file ?? '')
+  const sorted = faults.toSorted((a, b) => rank(a) - rank(b) || a.line - b.line || a.column - b.column)
+  return invalidProgram(order[0] ?? 'program', sorted, order)
 }

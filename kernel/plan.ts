@@ -29,9 +29,9 @@ export interface PlanOptions {
 const turns: readonly StepAction[] = ['begin', 'rebuild-fiber', 'update-config', 'retire']
 
 /**
- * What has to happen so that `wanted` runs instead of `current`: what begins first, what goes last. An entry that is
- * off before and after costs nothing, whatever else of it changed; order alone changes nothing. Steps name entries by
- * their new ids.
+ * What has to happen so that `wanted` runs instead of `current`: what begins first, what goes last, the deepest of it
+ * first. An entry that is off before and after costs nothing, whatever else of it changed; order alone changes nothing.
+ * Steps name entries by their new ids.
  */
 export function planSteps(
   current: readonly Entry[],
@@ -54,8 +54,13 @@ export function planSteps(
       steps.push({ action: 'rebuild-fiber', id, from, to })
     } else if (!isDeepStrictEqual(from.config, to.config)) steps.push({ action: 'update-config', id, from, to })
   }
-  for (const [id, from] of running) if (!toRun.has(id)) steps.push({ action: 'retire', id, from })
+  const gone = [...running].filter(([id]) => !toRun.has(id)).sort(([a], [b]) => depthOf(b) - depthOf(a))
+  for (const [id, from] of gone) steps.push({ action: 'retire', id, from })
   return steps.sort((a, b) => turns.indexOf(a.action) - turns.indexOf(b.action))
+}
+
+function depthOf(id: string): number {
+  return id.split(':').length
 }
 
 const common: ScopeOf = () => ({ realms: {}, overlays: {} })

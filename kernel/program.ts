@@ -57,6 +57,8 @@ export interface Entry {
   readonly intercept?: JsonObject
   /** As older files have it: `parent` wins over the id, `position` is not looked at (the order of the file is). */
   readonly position?: { readonly parent?: string; readonly position?: number }
+  /** The included file it stands in; absent for what stands in the program file itself. Never written. */
+  readonly source?: string
 }
 
 /** What runs, in the order of the file. */
@@ -67,17 +69,26 @@ export interface Program {
 
 /** One thing that is wrong with a program. Line and column are 0 where there is no text. */
 export interface ProgramFault extends Position {
+  /** Which file, where a program may be made of several. */
+  readonly file?: string
   /** Holds a suggestion where there is one; never a value of the file. */
   readonly message: string
 }
 
-export interface ParsedProgram {
+/** A program whose entries can be shown to whoever wrote them. */
+export interface LocatedProgram {
   readonly program: Program
+  /** Where a key of an entry's config is (of the nearest table around it, where it is not); the entry itself for []. */
+  locate(entryId: string, path: readonly string[]): Omit<ProgramFault, 'message'>
+}
+
+/** One file, whether it is a program or a part of one. */
+export interface ParsedProgram extends LocatedProgram {
   /** As it was read; a byte-order mark is its first character. */
   readonly text: string
   readonly file: string
-  /** Where a key of an entry's config is (of the nearest table around it, where it is not); the entry itself for []. */
-  locate(entryId: string, path: readonly string[]): Position
+  /** Where each entry stands in the text: `['entry', 2]`, or longer for one within the config of a group. */
+  readonly paths: ReadonlyMap<string, Path>
 }
 
 export const defaultSettings: ProgramSettings = {
@@ -99,6 +110,11 @@ const entryKeys: Readonly<Record<string, readonly Kind[]>> = {
 }
 const programKeys = ['kernel', 'entry']
 
+/** `plugin` of an entry that only holds others: by their ids, or in the array `entries` of its config. */
+export const groupPlugin = '@group'
+/** `plugin` of an entry that stands for those of another file. */
+export const includePlugin = '@include'
+
 const maxBytes = 16 * 1024 * 1024
 const maxFaults = 20
 const maxIdLength = 256
@@ -108,10 +124,11 @@ const maxTimeoutMs = 2_147_483_647
 /**
  * Parses a program file and checks it whole; an empty one is an empty program.
  * @param file its name, for messages
+ * @param isPart for a file that another one includes: it has no settings
  * @throws CodedError `PROGRAM_INVALID`: message `file:line:column: what` for each fault, one a line; detail
- *   `{ file, faults: ProgramFault[] }`
+ *   `{ file, faults: ProgramFault[], paths }`
  */
-export function parseProgram(source: string | Uint8Array, file: string): ParsedProgram {
+export function parseProgram(source: string | Uint8Array, file: string, isPart = false): ParsedProgram {
   const text = typeof source === 'string' ? source : decode(source, file)
   let places: ReadonlyMap<string, number> | undefined
   const placeOf = (path: Path): Position => {
@@ -122,15 +139,16 @@ export function parseProgram(source: string | Uint8Array, file: string): ParsedP
     }
     return { line: 1, column: 1 }
   }
-  const { faults, program } = check(readTree(text, file), placeOf)
-  if (faults.length > 0) throw invalid(file, faults)
+  const { faults, program, paths } = check(readTree(text, file), placeOf, isPart)
+  if (faults.length > 0) throw invalidProgram(file, faults)
   return {
     program,
     text,
     file,
+    paths,
     locate: (entryId, path) => {
-      const index = program.entries.findIndex((entry) => entry.id === entryId)
-      return placeOf(path.length > 0 ? ['entry', index, 'config', ...path] : ['entry', index])
+      const place = paths.get(entryId) ?? []
+      return placeOf(path.length > 0 ? [...place, 'config', ...path] : place)
     }
   }
 }
@@ -148,7 +166,7 @@ function readTree(text: string, file: string): Record<string, unknown> {
     const message = `${what}${key === undefined ? '' : ` (key ${key})`}`
     const shown = line === 1 && text.startsWith('\uFEFF') ? column - 1 : column
     // The parser's error quotes the file, which may hold a secret: it is not kept as the cause.
-    throw invalid(file, [{ line, column: shown, message }])
+    throw invalidProgram(file, [{ line, column: shown, message }])
   }
 }
 
@@ -164,7 +182,7 @@ export function programOf(data: {
     { ...(data.settings === undefined ? {} : { kernel: { ...data.settings } }), entry: data.entries },
     undefined
   )
-  if (faults.length > 0) throw invalid('program', faults)
+  if (faults.length > 0) throw invalidProgram('program', faults)
   return program
 }
 
@@ -172,15 +190,13 @@ export function programOf(data: {
  * Entries whose plugin is neither built in, nor a path (`./`, `../`, `/`), nor a package (a name with a slash or a
  * dot, or one that begins with `heartwood-`).
  */
-export function checkPlugins(parsed: ParsedProgram, known: readonly string[]): readonly ProgramFault[] {
-  const labels = new Set([...known, '@group'])
-  const faults: ProgramFault[] = []
-  for (const { id, plugin } of parsed.program.entries) {
-    if (labels.has(plugin) || !isLabel(plugin)) continue
-    const message = `unknown plugin '${plugin}' in entry '${id}'${didYouMean(plugin, labels)}`
-    faults.push({ ...parsed.locate(id, []), message })
-  }
-  return faults
+export function checkPlugins(located: LocatedProgram, known: readonly string[]): readonly ProgramFault[] {
+  const labels = new Set([...known, groupPlugin, includePlugin])
+  const strangers = located.program.entries.filter(({ plugin }) => !labels.has(plugin) && isLabel(plugin))
+  return strangers.slice(0, maxFaults).map(({ id, plugin }) => ({
+    ...located.locate(id, []),
+    message: `unknown plugin '${plugin}' in entry '${id}'${didYouMean(plugin, labels)}`
+  }))
 }
 
 /** True for the name of a built-in plugin, false for a path or a package. */
@@ -190,7 +206,7 @@ export function isLabel(plugin: string): boolean {
 
 /** What a plugin's schema found wrong with a config, as faults of the file. */
 export function issueFaults(
-  parsed: ParsedProgram,
+  located: LocatedProgram,
   entryId: string,
   schema: JsonSchema,
   issues: readonly Issue[]
@@ -203,7 +219,7 @@ export function issueFaults(
       name !== undefined && message === `unknown key ${name}`
         ? didYouMean(name, schemasAt(schema, parent).flatMap(propertyNames))
         : ''
-    return { ...parsed.locate(entryId, path), message: `${message}${where} in entry '${entryId}'${hint}` }
+    return { ...located.locate(entryId, path), message: `${message}${where} in entry '${entryId}'${hint}` }
   })
 }
 
@@ -314,17 +330,23 @@ const nowhere: Position = { line: 0, column: 0 }
 /** Checks a tree of values; `placeOf` is absent where there is no text. */
 function check(
   tree: Record<string, unknown>,
-  placeOf: ((path: Path) => Position) | undefined
-): { readonly faults: readonly ProgramFault[]; readonly program: Program } {
+  placeOf: ((path: Path) => Position) | undefined,
+  isPart = false
+): {
+  readonly faults: readonly ProgramFault[]
+  readonly program: Program
+  readonly paths: ReadonlyMap<string, Path>
+} {
   const faults: ProgramFault[] = []
   let more = 0
-  const report = (path: Path, message: string) => {
+  const report: Report = (path, message) => {
     if (faults.length === maxFaults) more++
     else faults.push({ ...(placeOf?.(path) ?? nowhere), message })
   }
   const nameOf = (path: Path) => {
-    const line = placeOf?.(path).line
-    return line === undefined ? `entry ${Number(path[1]) + 1}` : `the entry at line ${line}`
+    // To find a line takes long in a long text: not for what is only counted.
+    const line = faults.length < maxFaults ? placeOf?.(path).line : undefined
+    return line === undefined ? `entry ${Number(path.at(-1)) + 1}` : `the entry at line ${line}`
   }
 
   for (const key of Object.keys(tree)) {
@@ -334,7 +356,9 @@ function check(
   const settings: Record<string, number> = { ...defaultSettings }
   const table = tree['kernel'] ?? {}
   if (!isTable(table)) report(['kernel'], `kernel must be a table, found ${kindOf(table)}`)
-  else {
+  else if (isPart && tree['kernel'] !== undefined) {
+    report(['kernel'], 'kernel belongs into the program file, not into an included one')
+  } else {
     for (const [key, value] of Object.entries(table)) {
       if (!Object.hasOwn(defaultSettings, key)) {
         report(['kernel', key], `unknown key '${key}' in kernel${didYouMean(key, Object.keys(defaultSettings))}`)
@@ -344,55 +368,98 @@ function check(
     }
   }
 
-  const list = tree['entry'] ?? []
   const entries: Entry[] = []
-  if (!Array.isArray(list)) report(['entry'], `entry must be an array of tables ([[entry]]), found ${kindOf(list)}`)
-  else {
-    const seen = new Map<string, number>()
-    for (const [index, item] of list.entries()) {
-      const path = ['entry', index]
-      if (!isTable(item)) {
-        report(path, `an entry must be a table, found ${kindOf(item)}`)
-        continue
-      }
-      const id = typeof item['id'] === 'string' && item['id'] !== '' ? item['id'] : undefined
-      const named = id === undefined ? nameOf(path) : `entry '${printable(id)}'`
-      for (const [key, value] of Object.entries(item)) {
-        const kinds = Object.hasOwn(entryKeys, key) ? entryKeys[key] : undefined
-        if (kinds === undefined) {
-          report([...path, key], `unknown key '${key}' in ${named}${didYouMean(key, Object.keys(entryKeys))}`)
-        } else if (value !== undefined && !(kinds as readonly string[]).includes(kindOf(value))) {
-          report([...path, key], `${key} of ${named} must be a ${kinds.join(' or a ')}, found ${kindOf(value)}`)
-        }
-      }
-      for (const { at, message } of scopeFaults(item)) report([...path, ...at], `${message} in ${named}`)
-      for (const key of ['id', 'plugin']) {
-        const value = item[key]
-        if (value === undefined) report(path, `missing ${key} in ${named}`)
-        else if (typeof value === 'string' && value.trim() === '') report([...path, key], `${key} of ${named} is blank`)
-        else if (typeof value === 'string' && (hasControl(value) || value.length > maxIdLength)) {
-          report([...path, key], `${key} of ${named} has control characters or more than ${maxIdLength} characters`)
-        }
-      }
-      if (id !== undefined) {
-        const first = seen.get(id)
-        if (first === undefined) seen.set(id, index)
-        else report([...path, 'id'], `id '${printable(id)}' is already that of ${nameOf(['entry', first])}`)
-      }
-      const config = item['config'] ?? {}
-      const bad = findBad(config, [])
-      if (bad !== undefined) report([...path, 'config', ...bad.path], `${bad.message} in ${named}`)
-      entries.push({
-        id: id ?? '',
-        plugin: item['plugin'] as string,
-        config: config as JsonObject,
-        disabled: (item['disabled'] as boolean | undefined) ?? false,
-        ...given(item, ['isolate', 'intercept', 'position'])
-      })
+  const paths = new Map<string, Path>()
+  const addAll = (list: unknown, at: Path, prefix: string): void => {
+    if (!Array.isArray(list)) {
+      const wanted =
+        prefix === '' ? 'entry must be an array of tables ([[entry]])' : 'entries must be an array of tables'
+      return report(at, `${wanted}, found ${kindOf(list)}`)
+    }
+    for (const [index, item] of list.entries()) add(item, [...at, index], prefix)
+  }
+  const add = (item: unknown, path: Path, prefix: string): void => {
+    if (!isTable(item)) return report(path, `an entry must be a table, found ${kindOf(item)}`)
+    if (path.length > maxDepth) return report(path, `groups are nested deeper than ${maxDepth} levels`)
+    const own = typeof item['id'] === 'string' && item['id'] !== '' ? item['id'] : undefined
+    const id = own === undefined || own.startsWith(prefix) ? own : prefix + own
+    const named = id === undefined ? nameOf(path) : `entry '${printable(id)}'`
+    checkMembers(item, named, (at, message) => report([...path, ...at], message))
+    if (id !== undefined) {
+      const first = paths.get(id)
+      if (first === undefined) paths.set(id, path)
+      else report([...path, 'id'], `id '${printable(id)}' is already that of ${nameOf(first)}`)
+    }
+    const config = (item['config'] ?? {}) as JsonObject
+    const members = item['plugin'] === groupPlugin && isTable(config) ? config['entries'] : undefined
+    entries.push({
+      id: id ?? '',
+      plugin: item['plugin'] as string,
+      config: members === undefined ? config : {},
+      disabled: (item['disabled'] as boolean | undefined) ?? false,
+      ...given(item, ['isolate', 'intercept', 'position'])
+    })
+    if (members !== undefined) addAll(members, [...path, 'config', 'entries'], `${id ?? ''}:`)
+  }
+  addAll(tree['entry'] ?? [], ['entry'], '')
+  if (more > 0) faults.push({ ...nowhere, message: `and ${more} more` })
+  return { faults, program: { settings: settings as unknown as ProgramSettings, entries }, paths }
+}
+
+type Report = (at: Path, message: string) => void
+
+/** @param named what to call the entry */
+function checkMembers(item: Record<string, unknown>, named: string, report: Report): void {
+  for (const [key, value] of Object.entries(item)) {
+    const kinds = Object.hasOwn(entryKeys, key) ? entryKeys[key] : undefined
+    if (kinds === undefined) {
+      report([key], `unknown key '${key}' in ${named}${didYouMean(key, Object.keys(entryKeys))}`)
+    } else if (value !== undefined && !(kinds as readonly string[]).includes(kindOf(value))) {
+      report([key], `${key} of ${named} must be a ${kinds.join(' or a ')}, found ${kindOf(value)}`)
     }
   }
-  if (more > 0) faults.push({ ...nowhere, message: `and ${more} more` })
-  return { faults, program: { settings: settings as unknown as ProgramSettings, entries } }
+  checkScope(item, named, report)
+  for (const key of ['id', 'plugin']) {
+    const value = item[key]
+    if (value === undefined) report([], `missing ${key} in ${named}`)
+    else if (typeof value === 'string' && value.trim() === '') report([key], `${key} of ${named} is blank`)
+    else if (typeof value === 'string' && (hasControl(value) || value.length > maxIdLength)) {
+      report([key], `${key} of ${named} has control characters or more than ${maxIdLength} characters`)
+    }
+  }
+  const config = item['config'] ?? {}
+  const bad = findBad(config, [])
+  if (bad !== undefined) report(['config', ...bad.path], `${bad.message} in ${named}`)
+  if (!isTable(config)) return
+  if (item['plugin'] === groupPlugin) checkKeys(config, ['entries'], named, report)
+  if (item['plugin'] === includePlugin) checkInclude(item, config, named, report)
+}
+
+function checkInclude(
+  item: Record<string, unknown>,
+  config: Record<string, unknown>,
+  named: string,
+  report: Report
+): void {
+  checkKeys(config, ['path', 'writable'], named, report)
+  const { path, writable = false } = config
+  if (path === undefined) report(['config'], `missing path in the config of ${named}`)
+  else if (typeof path !== 'string') {
+    report(['config', 'path'], `path of ${named} must be a string, found ${kindOf(path)}`)
+  } else if (path.trim() === '') report(['config', 'path'], `path of ${named} is blank`)
+  if (typeof writable !== 'boolean') {
+    report(['config', 'writable'], `writable of ${named} must be a boolean, found ${kindOf(writable)}`)
+  }
+  for (const key of ['isolate', 'intercept']) {
+    if (item[key] !== undefined) report([key], `${key} is not for an include, but for a group, in ${named}`)
+  }
+}
+
+function checkKeys(config: Record<string, unknown>, known: readonly string[], named: string, report: Report): void {
+  for (const key of Object.keys(config)) {
+    if (known.includes(key)) continue
+    report(['config', key], `unknown key '${key}' in the config of ${named}${didYouMean(key, known)}`)
+  }
 }
 
 /** The optional members of an entry that are there. */
@@ -401,20 +468,19 @@ function given(item: Record<string, unknown>, keys: readonly string[]): Partial<
 }
 
 /** What is wrong within `isolate`, `intercept` and `position`. */
-function* scopeFaults(item: Record<string, unknown>): Iterable<{ readonly at: Path; readonly message: string }> {
-  const { isolate, intercept, position } = item
+function checkScope({ isolate, intercept, position }: Record<string, unknown>, named: string, report: Report): void {
   for (const [service, realm] of isTable(isolate) ? Object.entries(isolate) : []) {
     if (typeof realm === 'boolean' || (typeof realm === 'string' && realm !== '')) continue
-    yield { at: ['isolate', service], message: `isolate.${service} must be true or the label of a realm` }
+    report(['isolate', service], `isolate.${service} must be true or the label of a realm in ${named}`)
   }
-  if (isolate === '') yield { at: ['isolate'], message: 'isolate is a label, or a table of services' }
+  if (isolate === '') report(['isolate'], `isolate is a label, or a table of services in ${named}`)
   for (const [service, overlay] of isTable(intercept) ? Object.entries(intercept) : []) {
     if (isTable(overlay)) continue
-    yield { at: ['intercept', service], message: `intercept.${service} must be a table, found ${kindOf(overlay)}` }
+    report(['intercept', service], `intercept.${service} must be a table, found ${kindOf(overlay)} in ${named}`)
   }
   for (const [key, value] of isTable(position) ? Object.entries(position) : []) {
     if (key === 'parent' ? typeof value === 'string' : key === 'position' && Number.isInteger(value)) continue
-    yield { at: ['position', key], message: "position takes parent (an entry's id) and position (an integer)" }
+    report(['position', key], `position takes parent (an entry's id) and position (an integer) in ${named}`)
   }
 }
 
@@ -448,15 +514,19 @@ function printable(id: string): string {
   return id.slice(0, maxIdLength).replace(/[\p{Cc}\p{Cs}\u2028\u2029]/gu, '\uFFFD')
 }
 
-function invalid(file: string, faults: readonly ProgramFault[]): CodedError {
-  const lines = faults.map(({ line, column, message }) => `${file}:${line > 0 ? `${line}:${column}:` : ''} ${message}`)
-  return new CodedError('PROGRAM_INVALID', lines.join('\n'), { detail: { file, faults } })
+/** The error for what is wrong with a program: one line a fault. @param file the program file */
+export function invalidProgram(file: string, faults: readonly ProgramFault[], paths = [file]): CodedError {
+  const lines = faults.map((fault) => {
+    const { line, column, message } = fault
+    return `${fault.file ?? file}:${line > 0 ? `${line}:${column}:` : ''} ${message}`
+  })
+  return new CodedError('PROGRAM_INVALID', lines.join('\n'), { detail: { file, faults, paths } })
 }
 
 /** @throws CodedError `PROGRAM_INVALID` when the bytes are no UTF-8 */
 function decode(bytes: Uint8Array, file: string): string {
   const refuse = (message: string, position: Position = { line: 1, column: 1 }) =>
-    invalid(file, [{ ...position, message }])
+    invalidProgram(file, [{ ...position, message }])
   if (bytes.length > maxBytes) throw refuse(`the file is larger than ${maxBytes / 1024 / 1024} MiB`)
   const [first, second] = bytes
   if ((first === 0xff && second === 0xfe) || (first === 0xfe && second === 0xff)) {

@@ -1,13 +1,14 @@
 import { CodedError } from './errors.ts'
 import type { Overlay } from './plugin.ts'
-import type { Entry } from './program.ts'
+import { type Entry, groupPlugin, includePlugin } from './program.ts'
 
-/** `plugin` of an entry that only holds others. */
-export const groupPlugin = '@group'
-
-/** A group is structure: nothing runs for it. */
 export function isGroup(entry: Entry): boolean {
   return entry.plugin === groupPlugin
+}
+
+/** Groups and includes are structure: nothing runs for them. */
+export function isStructure(entry: Entry): boolean {
+  return isGroup(entry) || entry.plugin === includePlugin
 }
 
 /** The last segment: `c` of `a:b:c`. */
@@ -37,10 +38,10 @@ export function lineOf(entry: Entry, entries: ReadonlyMap<string, Entry>): reado
   return line
 }
 
-/** Ids of the entries that run: not disabled, in no disabled group, and no group themselves. */
+/** Ids of the entries that run: not disabled, in no disabled group, and no structure themselves. */
 export function enabledIds(entries: readonly Entry[]): ReadonlySet<string> {
   const byId = new Map(entries.map((entry) => [entry.id, entry]))
-  const runs = (entry: Entry) => !isGroup(entry) && lineOf(entry, byId).every((each) => !each.disabled)
+  const runs = (entry: Entry) => !isStructure(entry) && lineOf(entry, byId).every((each) => !each.disabled)
   return new Set(entries.filter(runs).map((entry) => entry.id))
 }
 
@@ -95,11 +96,11 @@ export interface Move {
   readonly entries: readonly Entry[]
   /** Old and new id of every entry whose id changes: the moved one first, then those below it. */
   readonly renamed: readonly (readonly [old: string, next: string])[]
-  /** New ids of the moved entries, in order. */
+  /** Ids the moved entries had, in order. */
   readonly ids: readonly string[]
-  /** New id of the entry before which they stand now; at the end without one. */
-  readonly before: string | undefined
-  /** Entries whose `position` table names a new parent. */
+  /** Place of the first of them in the new order. */
+  readonly at: number
+  /** Entries, by the ids they had, whose `position` table names a new parent. */
   readonly pointers: readonly (readonly [id: string, parent: string])[]
 }
 
@@ -137,12 +138,12 @@ export function moveEntry(
   return {
     entries: [...rest.slice(0, at), ...moved, ...rest.slice(at)],
     renamed: order.map((entry) => [entry.id, rename(entry.id)] as const).filter(([old, now]) => old !== now),
-    ids: moved.map((entry) => entry.id),
-    before: before?.id,
+    ids: subtree.map((entry) => entry.id),
+    at,
     pointers: moved.flatMap((entry, index) => {
-      const { position: was } = subtree[index] as Entry
+      const { id: old, position: was } = subtree[index] as Entry
       const now = entry.position?.parent
-      return now === undefined || now === was?.parent ? [] : [[entry.id, now] as const]
+      return now === undefined || now === was?.parent ? [] : [[old, now] as const]
     })
   }
 }

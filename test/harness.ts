@@ -121,25 +121,19 @@ plugin = "admin"
 /**
  * Starts a program file: the given text behind what an admin needs. Labels of `plugins` win over built-in ones.
  * Everything is stopped when the test ends, as by {@link startHouse}.
+ * @param files texts of other files beside it, by name
  */
 export async function startProgram(
   t: Test & { testdir(content: Record<string, string>): string },
   text: string,
-  plugins: Readonly<Record<string, Plugin>> = {}
+  plugins: Readonly<Record<string, Plugin>> = {},
+  files: Readonly<Record<string, string>> = {}
 ): Promise<ProgramHouse> {
-  const folder = t.testdir({ 'program.toml': adminProgram + text })
+  const folder = t.testdir({ ...files, 'program.toml': adminProgram + text })
   const file = join(folder, 'program.toml')
   const lines: LogLine[] = []
   const log = createJsonLogger({ level: 'debug', write: (line) => lines.push(JSON.parse(line) as LogLine) })
-  const builtins = createCodeLoader({ builtins: fileURLToPath(new URL('../plugins', import.meta.url)), base: folder })
-  const loader: CodeLoader = {
-    ...builtins,
-    labels: () => [...Object.keys(plugins), ...builtins.labels()],
-    load: async (label, options) => {
-      const plugin = Object.hasOwn(plugins, label) ? plugins[label] : undefined
-      return plugin === undefined ? builtins.load(label, options) : { plugin, files: [] }
-    }
-  }
+  const loader = loaderOf(plugins, folder)
   const overrides = { store: { path: join(folder, 'data') }, auth: { admin_secret: adminSecret } }
   const host = await startKernel({ program: file, loader, env: {}, overrides, log })
   const { kernel } = host
@@ -164,7 +158,20 @@ export async function startProgram(
   }
 }
 
-function assertNothingLeft(kernel: Kernel): void {
+/** Loads the given plugins by their labels, and everything else as the program does. */
+export function loaderOf(plugins: Readonly<Record<string, Plugin>>, base: string): CodeLoader {
+  const builtins = createCodeLoader({ builtins: fileURLToPath(new URL('../plugins', import.meta.url)), base })
+  return {
+    ...builtins,
+    labels: () => [...Object.keys(plugins), ...builtins.labels()],
+    load: async (label, options) => {
+      const plugin = Object.hasOwn(plugins, label) ? plugins[label] : undefined
+      return plugin === undefined ? builtins.load(label, options) : { plugin, files: [] }
+    }
+  }
+}
+
+export function assertNothingLeft(kernel: Kernel): void {
   const left = kernel.fibers().map((fiber) => `${fiber.entry} (${fiber.pendingUndoLabels.join(', ')})`)
   // Assertions inside a teardown count against the wrong test: the harness throws.
   if (left.length > 0) throw new Error(`fibers left after stop: ${left.join('; ')}`)

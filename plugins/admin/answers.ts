@@ -12,7 +12,7 @@ export function json(status: number, body: object, headers: Headers = {}): Reply
 
 /** What a route answers when a change is refused: the members its document promises for each kind of refusal. */
 export interface Refusal {
-  /** For an entry that is not there, and for a move that cannot be. */
+  /** For an entry that is not there, and for a change that its place or its file does not allow. */
   readonly missing: object
   /** For a program or a change that is not valid. */
   readonly refused: object
@@ -41,10 +41,13 @@ export async function answered(refusal: Refusal, work: () => Promise<Reply>): Pr
 }
 
 const kinds: Readonly<Record<string, readonly [status: number, code?: string]>> = {
+  KERNEL_NOT_STARTED: [503],
   PROGRAM_NO_ENTRY: [404, 'NOT_FOUND'],
   PROGRAM_MOVE_REFUSED: [409, 'CONFLICT'],
+  PROGRAM_INCLUDED: [409, 'CONFLICT'],
   PROGRAM_CHANGED: [412, 'PRECONDITION_FAILED'],
   PROGRAM_INVALID: [422],
+  PROGRAM_EDIT_FAILED: [422],
   PROGRAM_PREFLIGHT_FAILED: [422],
   PROGRAM_APPLY_FAILED: [422],
   PROGRAM_NOT_SAVED: [500]

@@ -29,7 +29,7 @@ const dryRun = schemaOf<Query>({
 })
 
 const common = { guard: 'admin', query: dryRun } as const
-const changeReplies = { 200: anyObject, 400: anyObject, 404: anyObject, 412: anyObject, 422: anyObject } as const
+const changeReplies = Object.fromEntries([200, 400, 404, 409, 412, 422, 500, 503].map((status) => [status, anyObject]))
 
 /**
  * Reads and changes the entries of the program. The bodies are those of the API's document, refusals included;
@@ -42,7 +42,7 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
     operationId: 'listEntries',
     summary: 'List the applied entries, and what the program file asks for beyond them',
     guard: 'admin',
-    replies: { 200: anyObject, 422: anyObject },
+    replies: { 200: anyObject, 422: anyObject, 503: anyObject },
     handle: () =>
       answered({ missing: {}, refused: { listed: false } }, async () => {
         const { current, pending, path, dependencyCycles, etag } = await kernel.entries()
@@ -81,7 +81,7 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
     summary: 'Change the present fields of an entry; the running plugin is swapped',
     body: schemaOf(anyObject),
     bodyOptional: true,
-    replies: { ...changeReplies, 409: anyObject },
+    replies: changeReplies,
     handle: (request) => {
       const wrong = wrongPatch(request.body)
       if (wrong !== undefined) return json(400, { patched: false, error: wrong, code: 'INVALID_INPUT' })
@@ -133,7 +133,7 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
     summary: 'Move an entry with all below it under another parent; nothing restarts',
     body: schemaOf(anyObject),
     bodyOptional: true,
-    replies: { ...changeReplies, 409: anyObject },
+    replies: changeReplies,
     handle: (request) => {
       const wrong = wrongPlace(request.body)
       if (wrong !== undefined) return json(400, { error: wrong, code: 'INVALID_INPUT' })
@@ -180,13 +180,14 @@ function toPending({ id, action }: { readonly id: string; readonly action: StepA
   return { id, action: pendingWords[action] }
 }
 
-function toEntry({ id, plugin, config, disabled, isolate, intercept, position }: Entry): object {
-  const place = position === undefined ? {} : { position }
+function toEntry({ id, plugin, config, disabled, isolate, intercept, position, source }: Entry): object {
+  const place = { ...(position === undefined ? {} : { position }), ...(source === undefined ? {} : { source }) }
   return { id, plugin, config, disabled, isolate: isolate ?? null, intercept: intercept ?? {}, ...place }
 }
 
+/** An entry as a listing shows it: its `source` says where it stands, which no change changes. */
 function toInput(body: Body): EntryInput {
-  const given = Object.entries(body).filter(([, value]) => value !== null && value !== undefined)
+  const given = Object.entries(body).filter(([key, value]) => value !== null && value !== undefined && key !== 'source')
   return Object.fromEntries(given) as unknown as EntryInput
 }
 
@@ -226,7 +227,7 @@ function wrongPlace(body: Body): string | undefined {
 function wrongEntry(body: Body): string | undefined {
   const { position, ...rest } = body
   if (position !== undefined && position !== null && !isTable(position)) return '"position" must be an object or null'
-  const wrong = wrongMembers(rest, ['id', 'plugin', 'config', 'disabled', 'isolate', 'intercept'])
+  const wrong = wrongMembers(rest, ['id', 'plugin', 'config', 'disabled', 'isolate', 'intercept', 'source'])
   if (wrong !== undefined) return wrong
   const { id, plugin } = rest
   const blank = (value: unknown) => typeof value !== 'string' || value.trim() === ''

@@ -238,9 +238,9 @@ t.test('entries come, go and move with their own comments', async (t) => {
     /edits this\)\n\n\[\[entry\]\]\nid = "x y"/,
     'below the head of the file'
   )
-  t.equal(editProgram(middle, [{ op: 'remove', id: 'x y' }]), sample, 'and away again')
+  t.equal(editProgram(middle, [{ op: 'remove', ids: ['x y'] }]), sample, 'and away again')
 
-  const without = editProgram(sample, [{ op: 'remove', id: 'tools:calc' }])
+  const without = editProgram(sample, [{ op: 'remove', ids: ['tools:calc'] }])
   t.same([...changes(sample, without)].sort(), [...block('tools:calc').map((line) => `-${line}`), '-'].sort())
 
   const moved = editProgram(sample, [{ op: 'move', ids: ['tools', 'tools:calc'], before: 'http' }])
@@ -274,7 +274,7 @@ plugin = "p"
   const a = '[[entry]]\nid = "a"\nplugin = "p"\n\n'
   const more = '# the config of a\n[entry.config]\nn = 1\n'
   const b = '# about b\n[[entry]]\nid = "b"\nplugin = "p"\n'
-  t.equal(editProgram(text, [{ op: 'remove', id: 'a' }]), kernel + b)
+  t.equal(editProgram(text, [{ op: 'remove', ids: ['a'] }]), kernel + b)
   t.equal(editProgram(text, [{ op: 'move', ids: ['a'] }]), `${kernel}${b}\n${a}${more}`)
   t.equal(editProgram(text, [{ op: 'move', ids: ['b'], before: 'a' }]), `\n${b}\n${a}${kernel}${more}`)
   t.same(changes(text, editProgram(text, [config('a', { n: 2 })])), ['-n = 1', '+n = 2'])
@@ -284,7 +284,7 @@ t.test('a comment that comes to the top of the file still goes with its entry', 
   const text = '[[entry]]\nid = "a"\nplugin = "p"\n\n# about b\n[[entry]]\nid = "b"\nplugin = "p"\n'
   for (const edit of [
     { op: 'move', ids: ['b'], before: 'a' },
-    { op: 'remove', id: 'a' }
+    { op: 'remove', ids: ['a'] }
   ] satisfies ProgramEdit[]) {
     const first = editProgram(text, [edit])
     const entry = { id: 'c', plugin: 'p', disabled: false, config: {} }
@@ -322,7 +322,7 @@ t.test('an empty file, or one with comments only, takes a first entry', async (t
   ]
   for (const [text, expected] of cases) {
     t.equal(editProgram(text, [insert]), expected, JSON.stringify(text))
-    t.same(parseToml(editProgram(expected, [{ op: 'remove', id: 'a' }]))['entry'] ?? [], [])
+    t.same(parseToml(editProgram(expected, [{ op: 'remove', ids: ['a'] }]))['entry'] ?? [], [])
   }
 })
 
@@ -348,9 +348,9 @@ t.test('entries in an inline array are edited in place', async (t) => {
       { op: 'set-disabled', id: 'b', disabled: true },
       ['-  { id = "b", plugin = "p" }, # two', '+  { id = "b", plugin = "p", disabled = true }, # two']
     ],
-    [{ op: 'remove', id: 'b' }, ['-  { id = "b", plugin = "p" }, # two']],
+    [{ op: 'remove', ids: ['b'] }, ['-  { id = "b", plugin = "p" }, # two']],
     [
-      { op: 'remove', id: 'c' },
+      { op: 'remove', ids: ['c'] },
       [
         '-  { id = "b", plugin = "p" }, # two',
         '+  { id = "b", plugin = "p" } # two',
@@ -391,7 +391,7 @@ t.test('what cannot be written is refused', async (t) => {
     [config('http', JSON.parse('{"a":{"__proto__":1}}') as JsonObject), 'PROGRAM_EDIT_FAILED'],
     [config('http', deep()), 'PROGRAM_EDIT_FAILED'],
     [config('absent', {}), 'PROGRAM_NO_ENTRY'],
-    [{ op: 'remove', id: 'absent' }, 'PROGRAM_NO_ENTRY'],
+    [{ op: 'remove', ids: ['absent'] }, 'PROGRAM_NO_ENTRY'],
     [{ op: 'move', ids: ['absent'] }, 'PROGRAM_NO_ENTRY'],
     [{ op: 'move', ids: ['http'], before: 'absent' }, 'PROGRAM_NO_ENTRY'],
     [{ op: 'move', ids: ['http'], before: 'http' }, 'PROGRAM_EDIT_FAILED'],
@@ -404,7 +404,7 @@ t.test('what cannot be written is refused', async (t) => {
 
 t.test('the refusal of a text that is not valid quotes nothing of it', async (t) => {
   const broken = `${sample}\npassword = "hunter2" oops\n`
-  t.throws(() => editProgram(broken, [{ op: 'remove', id: 'http' }]), {
+  t.throws(() => editProgram(broken, [{ op: 'remove', ids: ['http'] }]), {
     code: 'PROGRAM_EDIT_FAILED',
     message: /end-of-line$/
   })
@@ -747,7 +747,7 @@ function anyEdit(g: GeneratorValue, models: readonly Model[]): ProgramEdit {
     case 'set-disabled':
       return { op: 'set-disabled', id, disabled: g(fc.boolean) }
     case 'remove':
-      return { op: 'remove', id }
+      return { op: 'remove', ids: g(fc.shuffledSubarray, ids, { minLength: 1 }) }
     case 'rename': {
       const other = g(fc.constantFrom, ...ids, 'renamed "it"')
       return {
@@ -786,7 +786,7 @@ function expectedModels(models: readonly Model[], edit: ProgramEdit): Model[] {
     case 'insert':
       return put(models, [edit.entry], edit.before)
     case 'remove':
-      return models.filter(({ id }) => id !== edit.id)
+      return models.filter(({ id }) => !edit.ids.includes(id))
     case 'rename':
       return models.map((model) => ({ ...model, id: edit.ids.find(([old]) => old === model.id)?.[1] ?? model.id }))
     case 'move': {
@@ -877,7 +877,7 @@ t.test('the lines an edit is not about stay as they are', async (t) => {
       const size = solid(editProgram('', [{ op: 'insert', entry: edit.entry }])).length
       found.splice(at, size)
     }
-    const moved = edit.op === 'move' ? edit.ids : edit.op === 'remove' ? [edit.id] : []
+    const moved = edit.op === 'move' || edit.op === 'remove' ? edit.ids : []
     const kept: (string | number)[] = models.flatMap(({ id }, index) => [index, ...(moved.includes(id) ? [] : [id])])
     kept.push(models.length)
     if (edit.op === 'move') {
@@ -1021,7 +1021,7 @@ t.test('every valid text of toml-test survives being edited', { skip }, async (t
         const entry = { id: 'x', plugin: 'y', disabled: true, config: { a: [1] } }
         const grown = editProgram(text, [{ op: 'insert', entry }])
         check(grown, { ...tree, entry: [entry] }, 'insert an entry')
-        check(editProgram(grown, [{ op: 'remove', id: 'x' }]), tree, 'and remove it')
+        check(editProgram(grown, [{ op: 'remove', ids: ['x'] }]), tree, 'and remove it')
       }
     } catch (error) {
       t.fail(`${name}: ${(error as Error).stack}`)

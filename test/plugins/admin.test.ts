@@ -372,7 +372,7 @@ t.test('H35 H36 delete takes the subtree, the deepest first; a second time it is
     plain: plainPlugin
   })
   const reply = await house.admin('DELETE', '/entries/g')
-  t.match(reply, { status: 200, body: { applied: [{ action: 'retire' }, { action: 'retire' }] } })
+  t.match(reply, { status: 200, body: { applied: [{ id: 'g:a:b' }, { id: 'g:a' }] } })
   t.strictSame(ids(house), ['x'])
   t.equal(fiberOf(house, 'g:a'), undefined)
   t.match(await house.admin('DELETE', '/entries/g'), { status: 404, body: { deleted: false, error: 'no such entry' } })
