@@ -37,6 +37,7 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
   #endpoint: Endpoint | undefined
   #guard: Guard | undefined
   #search: Query | undefined
+  #address: string | undefined
   #lease: Lease | undefined
   #ownLease: Lease | undefined
   #controller: AbortController | undefined
@@ -64,7 +65,8 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
   }
 
   get address(): string {
-    return this.#exchange.address
+    this.#address ??= this.#dispatcher.options.proxies.clientOf(this.#exchange)
+    return this.#address
   }
 
   header(name: string): string | undefined {
@@ -100,7 +102,10 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
 
   begin(): void {
     try {
-      this.#find()
+      const { rateLimits } = this.#dispatcher.options
+      const waitSeconds = rateLimits === undefined ? 0 : rateLimits.admit(this)
+      if (waitSeconds === 0) this.#find()
+      else this.#refuseRate(waitSeconds)
     } catch (error) {
       this.#fail(error)
     }
@@ -362,6 +367,12 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
 
   #refuse(status: number, message: string, head: readonly string[] = []): void {
     this.refuse({ status, code: codeOf(status), message }, head)
+  }
+
+  #refuseRate(retryAfterSeconds: number): void {
+    // Found only for the form in which it is told.
+    this.#endpoint = this.#dispatcher.table.find(this.path)?.resource.endpoints.get(this.method)
+    this.refuse({ status: 429, code: 'RATE_LIMITED', message: 'rate limited', retryAfterSeconds })
   }
 
   /** Answers with a problem, in the form of the route if it has one of its own. */

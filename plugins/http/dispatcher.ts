@@ -1,9 +1,11 @@
 import { CodedError, type Contribution, type Lease, type Logger } from '../../kernel/index.ts'
 import { Aborts } from './aborts.ts'
 import { Call } from './call.ts'
+import type { TrustedProxies } from './client-address.ts'
 import type { Cors } from './cors.ts'
 import { Heads } from './heads.ts'
 import { LocalExchange } from './local.ts'
+import type { RateLimits } from './rate-limits.ts'
 import { type RouteChecks, RouteTable } from './router.ts'
 import type { Exchange, Handler } from './transport.ts'
 import type { DispatchReply, DispatchRequest, Guard, Route } from './types.ts'
@@ -19,6 +21,9 @@ export interface DispatcherOptions {
   readonly nextId: () => string
   /** Checks of routes that were compiled before. */
   readonly compiled: WeakMap<Route, RouteChecks>
+  readonly proxies: TrustedProxies
+  /** Left out when nothing is limited. */
+  readonly rateLimits: RateLimits | undefined
   /** For routes that set no limit of their own. */
   readonly maxBodyBytes: number
   readonly keepAliveIntervalMs: number

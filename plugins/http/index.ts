@@ -1,10 +1,12 @@
 import { randomBytes } from 'node:crypto'
 import { type Contribution, definePlugin, schemaOf } from '../../kernel/index.ts'
+import { TrustedProxies } from './client-address.ts'
 import { Cors } from './cors.ts'
 import { Dispatcher, guardsOf } from './dispatcher.ts'
 import { Front } from './front.ts'
 import { openServer, type TransportChoice } from './listen.ts'
 import { ownRoutes } from './own-routes.ts'
+import { createRateState, type RateLimitConfig, RateLimits } from './rate-limits.ts'
 import type { HealthCheck, Http, InfoPart } from './types.ts'
 
 export interface Config {
@@ -17,7 +19,10 @@ export interface Config {
   readonly max_connections: number
   readonly keep_alive_interval_ms: number
   readonly stall_timeout_ms: number
+  readonly rate_limit: RateLimitConfig & { readonly trusted_proxies: readonly string[] }
 }
+
+const perMinute = { type: 'integer', minimum: 0, default: 0 } as const
 
 const config = schemaOf<Config>({
   type: 'object',
@@ -68,6 +73,30 @@ const config = schemaOf<Config>({
       maximum: 2_147_483_647,
       default: 15_000,
       description: 'How long a client may leave an answer unread before it is cut off'
+    },
+    rate_limit: {
+      type: 'object',
+      additionalProperties: false,
+      default: {},
+      description: 'Requests beyond these are answered 429; 0 is no limit. GET /health is not counted',
+      properties: {
+        global_requests_per_minute: { ...perMinute, description: 'From everybody together' },
+        per_client_requests_per_minute: { ...perMinute, description: 'From one IPv4 address, or one IPv6 /64' },
+        per_key_requests_per_minute: { ...perMinute, description: 'With one bearer token' },
+        burst: {
+          type: 'integer',
+          minimum: 0,
+          default: 10,
+          description: 'Requests that may come at once before the rate counts; at least 1'
+        },
+        trusted_proxies: {
+          type: 'array',
+          items: { type: 'string' },
+          default: ['127.0.0.0/8', '::1'],
+          description:
+            'Peers whose X-Forwarded-For or X-Real-IP tells the address of the client, also with no limit set'
+        }
+      }
     }
   }
 })
@@ -80,6 +109,9 @@ export default definePlugin({
   config,
   async apply(ctx, config) {
     const { host, port, transport } = config
+    const proxies = new TrustedProxies(config.rate_limit.trusted_proxies)
+    // The number stands for the shape of the state: code that keeps another one starts with its own.
+    const rates = await ctx.resource('rates', 1, createRateState, () => {})
     const limits = { maxConnections: config.max_connections, stallTimeoutMs: config.stall_timeout_ms }
     const front = await ctx.resource(
       'front',
@@ -107,6 +139,8 @@ export default definePlugin({
       hold: () => ctx.lease(),
       nextId: front.nextId,
       compiled: front.compiled,
+      proxies,
+      rateLimits: RateLimits.create(config.rate_limit, rates, () => performance.now()),
       maxBodyBytes: config.max_body_bytes,
       keepAliveIntervalMs: config.keep_alive_interval_ms,
       stallTimeoutMs: config.stall_timeout_ms

@@ -15,7 +15,7 @@ export interface Principal {
 export interface GuardRequest {
   readonly method: string
   readonly path: string
-  /** Peer address. */
+  /** Address of the client: that of the peer, or what a trusted proxy tells of it. */
   readonly address: string
   /** By lower-case name; several lines of one name are joined by `, `. */
   header(name: string): string | undefined
@@ -144,8 +144,9 @@ export interface DispatchReply {
 /**
  * Owns the socket; finds the route; checks; answers.
  *
- * Codes: `HTTP_PORT_IN_USE`, `HTTP_LISTEN_FAILED` (detail `host`, `port`, `reason`), `HTTP_TRANSPORT_MISSING`, when it
- * starts; `HTTP_ROUTE_INVALID`, `HTTP_ROUTE_CONFLICT`, `HTTP_GUARD_CONFLICT`, for whoever contributes such a thing.
+ * Codes: `HTTP_PORT_IN_USE`, `HTTP_LISTEN_FAILED` (detail `host`, `port`, `reason`), `HTTP_TRANSPORT_MISSING`,
+ * `HTTP_PROXY_INVALID`, when it starts; `HTTP_ROUTE_INVALID`, `HTTP_ROUTE_CONFLICT`, `HTTP_GUARD_CONFLICT`, for whoever
+ * contributes such a thing.
  */
 export interface Http {
   /** Rejects when the answer is cut off, or with the reason of the request's signal. */
