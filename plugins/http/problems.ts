@@ -34,10 +34,13 @@ export function messageFor(problem: Problem): string {
 }
 
 /** Errors that any handler may meet without having planned for it. Their own messages are for the log. */
-const commonErrors: Readonly<Record<string, { readonly status: number; readonly message: string }>> = {
+const commonErrors: Readonly<
+  Record<string, { readonly status: number; readonly code?: string; readonly message: string }>
+> = {
   HTTP_BODY_INVALID: { status: 400, message: '' },
   HTTP_QUERY_INVALID: { status: 400, message: '' },
   WORKERS_BUSY: { status: 503, message: 'too much work is waiting already; try again later' },
+  STORE_FAILED: { status: 500, code: 'DATABASE_ERROR', message: 'the data could not be read or written' },
   STORE_FULL: { status: 507, message: 'there is no room left to store this' },
   SHUTTING_DOWN: { status: 503, message: 'the server is shutting down' },
   DRAIN_TIMEOUT: { status: 503, message: 'this took longer than a replaced part of the server is kept; try again' },
@@ -59,8 +62,8 @@ export function toProblem(error: unknown, ...maps: readonly (ErrorMap | undefine
       return { status, code, message: error.message, ...retry }
     }
     if (Object.hasOwn(commonErrors, error.code)) {
-      const { status, message } = commonErrors[error.code] as { status: number; message: string }
-      return { status, code: codeOf(status), message: message || error.message, ...retry }
+      const { status, code, message } = commonErrors[error.code] as (typeof commonErrors)[string]
+      return { status, code: code ?? codeOf(status), message: message || error.message, ...retry }
     }
   }
   return { status: 500, code: 'INTERNAL_ERROR', message: 'internal error' }

@@ -557,7 +557,8 @@ t.test('errors become what the route, then its guard, then the house makes of th
     up: fail(coded('UP'), { errors }),
     workers: fail(coded('WORKERS_BUSY', { retryAfterSeconds: 3 })),
     full: fail(coded('STORE_FULL')),
-    unknown: fail(coded('STORE_FAILED'), { errors }),
+    store: fail(coded('STORE_FAILED'), { errors }),
+    unknown: fail(coded('NOBODY_KNOWS'), { errors }),
     inherited: fail(coded('toString'), { errors }),
     plain: fail(new Error('at /home/secret')),
     nothing: fail(undefined)
@@ -585,6 +586,7 @@ t.test('errors become what the route, then its guard, then the house makes of th
   t.strictSame(await outcome('up'), [502, 'EXTERNAL_SERVICE_ERROR', 'text of UP', null])
   t.match(await outcome('workers'), [503, 'INTERNAL_ERROR', /^Service unavailable: /, '3'])
   t.match(await outcome('full'), [507, 'INTERNAL_ERROR', /no room/, null])
+  t.strictSame(await outcome('store'), [500, 'DATABASE_ERROR', 'the data could not be read or written', null])
   for (const name of ['unknown', 'inherited', 'plain', 'nothing'] as const) {
     t.strictSame(await outcome(name), [500, 'INTERNAL_ERROR', 'internal error', null], name)
   }
