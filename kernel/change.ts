@@ -143,10 +143,7 @@ export function moving(
     ...(position === undefined ? {} : { order: entries.map((each) => each.id) }),
     edits: [
       { op: 'move', ids, ...(below === undefined ? {} : { before: below.id }) },
-      ...move.pointers.map(([each, to]) => {
-        const place = source.program.entries.find((entry) => entry.id === each)?.position
-        return { op: 'set', id: each, key: 'position', value: { ...place, parent: to } } as const
-      }),
+      ...(move.pointers.length === 0 ? [] : [{ op: 'repoint', parents: move.pointers } as const]),
       ...(renamed.length === 0 ? [] : [{ op: 'rename', ids: renamed } as const])
     ]
   }

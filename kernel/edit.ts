@@ -53,6 +53,8 @@ export type ProgramEdit =
   | { readonly op: 'remove'; readonly ids: readonly string[] }
   /** All at once, so that two entries may swap their ids. */
   | { readonly op: 'rename'; readonly ids: readonly (readonly [old: string, next: string])[] }
+  /** Gives `position` tables that name a parent another one. */
+  | { readonly op: 'repoint'; readonly parents: readonly (readonly [id: string, parent: string])[] }
   /** The entries stand together afterwards, in this order. */
   | { readonly op: 'move'; readonly ids: readonly string[]; readonly before?: string }
 
@@ -160,6 +162,13 @@ function editTree(tree: Tree, edit: ProgramEdit): Tree {
         const names = new Map<unknown, string>(edit.ids)
         return entries.map((entry) => ({ ...entry, id: names.get(entry['id']) ?? entry['id'] }))
       }
+      case 'repoint': {
+        const parents = new Map<unknown, string>(edit.parents)
+        return entries.map((entry) => {
+          const parent = parents.get(entry['id'])
+          return parent === undefined ? entry : { ...entry, position: { ...(entry['position'] as Tree), parent } }
+        })
+      }
       case 'insert':
       case 'move': {
         const moved =
@@ -197,6 +206,7 @@ export function namedIds(edit: ProgramEdit): readonly string[] {
   const before = 'before' in edit && edit.before !== undefined ? [edit.before] : []
   if (edit.op === 'insert') return before
   if (edit.op === 'move' || edit.op === 'remove') return [...edit.ids, ...before]
+  if (edit.op === 'repoint') return edit.parents.map(([id]) => id)
   return edit.op === 'rename' ? edit.ids.map(([old]) => old) : [edit.id]
 }
 
@@ -551,17 +561,21 @@ function removeSections(
 ): readonly Splice[] {
   if (gone.size === 0) return []
   const runs = runsOf(blocksOf(text, sections), (index) => gone.has(sections[index] as Section))
-  return cutBlocks(text, runs, eol)
+  return cutBlocks(text, runs.get(true) ?? [], eol)
 }
 
-/** Neighbouring blocks as one, with what is between them. */
-function runsOf(blocks: readonly Span[], isMine: (index: number) => boolean): readonly Span[] {
-  const runs: { start: number; end: number }[] = []
+/** Neighbouring blocks of one owner as one, with what is between them; by owner. */
+function runsOf<T>(blocks: readonly Span[], ownerOf: (index: number) => T): ReadonlyMap<T, readonly Span[]> {
+  const runs = new Map<T, { start: number; end: number }[]>()
+  let before: T | undefined
   for (const [index, { start, end }] of blocks.entries()) {
-    if (!isMine(index)) continue
-    const last = runs.at(-1)
-    if (last !== undefined && isMine(index - 1)) last.end = end
-    else runs.push({ start, end })
+    const owner = ownerOf(index)
+    const own = runs.get(owner)
+    const last = own?.at(-1)
+    if (own === undefined) runs.set(owner, [{ start, end }])
+    else if (last !== undefined && owner === before) last.end = end
+    else own.push({ start, end })
+    before = owner
   }
   return runs
 }
@@ -677,7 +691,9 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
     case 'set':
       return setMember(text, indexOf(tree, edit.id), edit.key, edit.value)
     case 'rename':
-      return edit.ids.reduce((renamed, [old, next]) => setMember(renamed, indexOf(tree, old), 'id', next), text)
+      return renameEntries(text, tree, edit.ids)
+    case 'repoint':
+      return setIn(text, ['entry'], editTree(tree, edit)['entry'])
     case 'remove':
       return rearrange(
         text,
@@ -697,6 +713,28 @@ function editText(text: string, tree: Tree, edit: ProgramEdit): string {
         edit.before
       )
   }
+}
+
+/** In one pass: a subtree may be large. */
+function renameEntries(text: string, tree: Tree, ids: readonly (readonly [old: string, next: string])[]): string {
+  const sections = scan(text)
+  const sectionsOf = new Map<unknown, Section[]>()
+  for (const section of sections) {
+    const [table, index] = section.path
+    if (table !== 'entry') continue
+    const own = sectionsOf.get(index)
+    if (own === undefined) sectionsOf.set(index, [section])
+    else own.push(section)
+  }
+  const indexes = new Map(entriesOf(tree).map((entry, index) => [entry['id'], index]))
+  const splices = ids.flatMap(([old, next]): readonly Splice[] => {
+    const index = indexes.get(old) as number
+    const { value } = find(sectionsOf.get(index) ?? sections, ['entry', index, 'id'])
+    if (value === undefined || old === next) return []
+    const { start, end } = value
+    return [{ start, end, text: renderValue(next, text.slice(start, end)) }]
+  })
+  return splice(text, splices)
 }
 
 /** Works on the text of the entry alone where that is one piece: the rest may be long. */
@@ -740,8 +778,11 @@ function rearrange(
   }
 
   const blocks = blocksOf(text, sections)
-  const runs = (index: number) =>
-    runsOf(blocks, (block) => sections[block]?.path[0] === 'entry' && sections[block]?.path[1] === index)
+  const byEntry = runsOf(blocks, (block) => {
+    const [table, index] = sections[block]?.path ?? []
+    return table === 'entry' ? index : undefined
+  })
+  const runs = (index: number) => byEntry.get(index) ?? []
   const cuts = out.flatMap(runs)
   const moved = out.map((index) =>
     runs(index)

@@ -787,6 +787,8 @@ function expectedModels(models: readonly Model[], edit: ProgramEdit): Model[] {
       return put(models, [edit.entry], edit.before)
     case 'remove':
       return models.filter(({ id }) => !edit.ids.includes(id))
+    case 'repoint':
+      throw new TypeError('not made here')
     case 'rename':
       return models.map((model) => ({ ...model, id: edit.ids.find(([old]) => old === model.id)?.[1] ?? model.id }))
     case 'move': {
