@@ -1,5 +1,5 @@
 import { randomBytes, randomUUID } from 'node:crypto'
-import { CodedError, type Context, definePlugin, schemaOf } from '../../kernel/index.ts'
+import { CodedError, type Context, type Contribution, definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../http/types.ts'
 import type {} from '../store/types.ts'
 import type {} from '../workers/types.ts'
@@ -7,6 +7,7 @@ import { guards } from './guards.ts'
 import { routes } from './routes.ts'
 import { createAuth, type Options } from './service.ts'
 import { createTokens } from './tokens.ts'
+import type { Credential, TenantDirectory } from './types.ts'
 
 interface Config extends Options {
   readonly jwt_secret: string
@@ -64,7 +65,12 @@ export default definePlugin({
     const auth = createAuth(store, workers, tokens, config, { now: Date.now, randomUUID })
 
     ctx.provide('auth', { verifyAccess: (token) => auth.verifyAccess(token) })
-    ctx.contribute('http.guards', ...guards(auth, adminSecret))
+    let credentials: readonly Contribution<Credential>[] = []
+    let tenants: readonly Contribution<TenantDirectory>[] = []
+    ctx.collect('auth.credentials', { update: (now) => (credentials = now) })
+    ctx.collect('auth.tenants', { update: (now) => (tenants = now) })
+    const collected = { credentials: () => credentials, tenants: () => tenants }
+    ctx.contribute('http.guards', ...guards(auth, adminSecret, collected))
     ctx.contribute('http.routes', ...routes(auth))
     ctx.contribute(
       'workers.tasks',
