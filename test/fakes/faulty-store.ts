@@ -1,5 +1,5 @@
 import { CodedError, definePlugin, type Plugin } from '../../kernel/index.ts'
-import type { Key, Store, Transaction, Versioned } from '../../plugins/store/types.ts'
+import type { Key, RangeOptions, Store, Transaction, Versioned } from '../../plugins/store/types.ts'
 
 /** A store in memory that fails and waits when a test says so: what is committed is visible before it is on disk. */
 export class FaultyStore {
@@ -14,7 +14,7 @@ export class FaultyStore {
   readonly plugin: Plugin = definePlugin({
     name: 'store',
     provides: ['store'],
-    apply: (ctx) => ctx.provide('store', this.#store)
+    apply: (ctx) => ctx.provide('store', this.store)
   })
 
   /** Resolves at the next commit. */
@@ -27,12 +27,32 @@ export class FaultyStore {
     return this.#values.get(JSON.stringify([collection, ...key])) as Versioned<T> | undefined
   }
 
-  readonly #store = {
+  readonly #range = async function* <T>(
+    this: FaultyStore,
+    collection: string,
+    prefix: Key,
+    { limit, reverse, after }: RangeOptions = {}
+  ): AsyncGenerator<readonly [Key, Versioned<T>]> {
+    if (this.failsToRead) throw new CodedError('STORE_FAILED', 'the disk does not answer')
+    const isBehind = (key: Key) => after === undefined || (reverse === true ? key < after : key > after)
+    const found = [...this.#values]
+      .map(([name, value]) => [JSON.parse(name) as [string, ...Key], value] as const)
+      .filter(
+        ([[name, ...key]]) => name === collection && prefix.every((part, at) => key[at] === part) && isBehind(key)
+      )
+      .map(([[, ...key], value]) => [key as Key, value as Versioned<T>] as const)
+      .sort(([a], [b]) => (a < b !== (reverse === true) ? -1 : 1))
+    yield* found.slice(0, limit)
+  }.bind(this)
+
+  readonly store = {
     get: this.#read,
+    range: this.#range,
     atomically: async <R>(work: (tx: Transaction) => R | Promise<R>): Promise<R> => {
       const writes: (() => void)[] = []
       const result = await work({
         get: this.#read,
+        range: this.#range,
         put: (collection: string, key: Key, value: unknown, ifVersion?: number) => {
           const name = JSON.stringify([collection, ...key])
           const version = this.#values.get(name)?.version ?? 0

@@ -1,0 +1,59 @@
+import { randomBytes, randomUUID } from 'node:crypto'
+import { type Contribution, definePlugin, type Plugin } from '../../kernel/index.ts'
+import type {} from '../audit/types.ts'
+import type {} from '../auth/types.ts'
+import type {} from '../store/types.ts'
+import { routes } from './routes.ts'
+import { createState, createTenants } from './service.ts'
+import type { TenantData } from './types.ts'
+
+const tendPeriodMs = 600_000
+
+export default tenantsAt(Date.now)
+
+/** @param now Unix time in milliseconds */
+export function tenantsAt(now: () => number): Plugin {
+  return definePlugin({
+    name: 'tenants',
+    inject: ['store'],
+    optional: ['audit'],
+    provides: ['tenants'],
+    async apply(ctx) {
+      const { store, audit } = ctx.services
+      // The number stands for the shape of the state: code that keeps another one starts with its own.
+      const state = await ctx.resource('state', 1, createState, () => {})
+      let data: readonly Contribution<TenantData>[] = []
+      const tenants = createTenants({
+        store,
+        audit,
+        state,
+        data: () => data,
+        log: ctx.log,
+        now,
+        randomUUID,
+        randomBytes
+      })
+      ctx.effect(() => () => tenants.close(), 'tenants')
+      ctx.collect('tenants.data', { update: (present) => (data = present) })
+      ctx.provide('tenants', tenants)
+      ctx.contribute('auth.credentials', {
+        prefix: 'ares_',
+        check(key) {
+          const toPrincipal = (holder: Awaited<ReturnType<typeof tenants.verifyKey>>) =>
+            holder && ({ kind: 'tenant', id: holder.tenant.id } as const)
+          const holder = tenants.verifyKey(key)
+          return holder instanceof Promise ? holder.then(toPrincipal) : toPrincipal(holder)
+        }
+      })
+      ctx.contribute('auth.tenants', {
+        has(tenantId) {
+          const tenant = tenants.find(tenantId)
+          return tenant instanceof Promise ? tenant.then((found) => found !== undefined) : tenant !== undefined
+        }
+      })
+      ctx.contribute('http.routes', ...routes(tenants))
+      ctx.setTimeout(() => tenants.tend(), 0)
+      ctx.setInterval(() => tenants.tend(), tendPeriodMs)
+    }
+  })
+}

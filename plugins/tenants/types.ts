@@ -1,0 +1,196 @@
+import type { Awaitable } from '../../kernel/index.ts'
+import type { Reader } from '../store/types.ts'
+
+export type Tier = 'free' | 'dev' | 'pro' | 'enterprise'
+
+/** How much a tenant may use; `null` is no limit. Months and days are those of UTC. */
+export interface Limits {
+  readonly requestsPerMonth: number | null
+  readonly requestsPerDay: number | null
+  readonly tokensPerMonth: number | null
+  /** Agents of its own. */
+  readonly agents: number | null
+}
+
+export interface Tenant {
+  readonly id: string
+  readonly name: string
+  readonly tier: Tier
+  /** The tier's, but for those the tenant was given of its own. */
+  readonly limits: Limits
+  /** Unix time in milliseconds. */
+  readonly createdAtMs: number
+}
+
+/** What was counted in one month or one day. */
+export interface Usage {
+  readonly requests: number
+  readonly tokens: number
+}
+
+/** One day that something was counted on. */
+export interface DayUsage extends Usage {
+  /** `YYYY-MM-DD`, UTC. */
+  readonly day: string
+}
+
+/** The month and the day of one moment. Unix times in milliseconds. */
+export interface Period {
+  /** `YYYY-MM`, UTC. */
+  readonly month: string
+  /** `YYYY-MM-DD`, UTC. */
+  readonly day: string
+  readonly monthStartsAtMs: number
+  readonly monthEndsAtMs: number
+  readonly dayEndsAtMs: number
+}
+
+/** Where a tenant stands in a month and a day. */
+export interface Standing extends Period {
+  readonly limits: Limits
+  readonly inMonth: Usage
+  readonly inDay: Usage
+}
+
+/** What the runs of one agent for a tenant came to. */
+export interface AgentRuns {
+  readonly agent: string
+  readonly runs: number
+  readonly failures: number
+  /** Unix time in milliseconds. */
+  readonly lastRunAtMs: number
+}
+
+export interface ApiKey {
+  readonly id: string
+  readonly name: string
+  /** The first 13 characters of the key, to tell it by. */
+  readonly prefix: string
+  readonly isActive: boolean
+  /** Unix times in milliseconds. */
+  readonly createdAtMs: number
+  /** `null` for a key that does not expire. */
+  readonly expiresAtMs: number | null
+  /** To the minute; `null` when it never was used. */
+  readonly lastUsedAtMs: number | null
+}
+
+/** What a key opens. */
+export interface KeyHolder {
+  readonly keyId: string
+  readonly tenant: Tenant
+}
+
+/** One request that was counted before its work began. Plain data: any generation can settle it. */
+export interface Reservation {
+  readonly tenantId: string
+  /** The windows it is counted in, also when it is settled in later ones. */
+  readonly month: string
+  readonly day: string
+  /** Tokens that are held for it until it is settled. */
+  readonly tokens: number
+  /** How often the tenant's data had been deleted. */
+  readonly purges: number
+  /** With this request in it. */
+  readonly standing: Standing
+}
+
+/** What was done with a reservation. */
+export interface Work {
+  /** `undefined` when it ended before one was chosen. */
+  readonly agent: string | undefined
+  /** It ended as it should. */
+  readonly ok: boolean
+  /** Input and output together. */
+  readonly tokens: number
+}
+
+export interface Purged {
+  /** Counted requests whose records are gone; those of the present month and day stay, as numbers. */
+  readonly requests: number
+  readonly runs: number
+  readonly keys: number
+}
+
+/**
+ * Accounts of machine clients: their keys, their limits, and what they used. One accounting for every way in: a request
+ * is reserved before its work begins and settled when that has ended; both are on disk when they resolve, so no crash
+ * lets more through than the limit. Contributes to `auth.credentials` (keys open what the guard `caller` keeps) and
+ * `auth.tenants`.
+ *
+ * Codes: `TENANTS_UNKNOWN`, `TENANTS_INVALID` (of an input), `TENANTS_KEY_UNKNOWN`, `TENANTS_KEYS_FULL`; the refusals
+ * `TENANTS_MONTH_EXHAUSTED`, `TENANTS_TOKENS_EXHAUSTED` and `TENANTS_DAY_EXHAUSTED`, tested in this order, with
+ * `retryAfterSeconds` in the detail; `TENANTS_PURGED`; `TENANTS_VERIFY_FAILED`, `TENANTS_USAGE_FAILED` and
+ * `TENANTS_RATE_FAILED` when the store does not answer.
+ */
+export interface Tenants {
+  /** At hand where the store is. */
+  find(tenantId: string): Awaitable<Tenant | undefined>
+  /**
+   * Whose key it is; at hand for a key that was seen before.
+   * @returns `undefined` for one that is unknown, revoked or expired
+   * @throws CodedError `TENANTS_VERIFY_FAILED`
+   */
+  verifyKey(key: string): Awaitable<KeyHolder | undefined>
+  /** @throws CodedError `TENANTS_USAGE_FAILED`, `TENANTS_RATE_FAILED` */
+  standing(tenant: Tenant): Awaitable<Standing>
+  /**
+   * The standing of a tenant that has something left. Counts nothing: only {@link reserve} is exact.
+   * @throws CodedError a refusal, or as {@link standing}
+   */
+  admit(tenant: Tenant): Awaitable<Standing>
+  /**
+   * Counts one request, and `tokens` until it is known how many it took; exact under any concurrency. To be settled or
+   * released, once.
+   * @param tokens an estimate, at least 1
+   * @throws CodedError a refusal, `TENANTS_UNKNOWN`, `TENANTS_USAGE_FAILED`
+   */
+  reserve(tenantId: string, tokens: number): Promise<Reservation>
+  /** Puts the tokens it took in the place of those it held. @throws CodedError `TENANTS_USAGE_FAILED` */
+  settle(reservation: Reservation, work: Work): Promise<void>
+  /** Takes the count back: the work was never begun. @throws CodedError `TENANTS_USAGE_FAILED` */
+  release(reservation: Reservation): Promise<void>
+  /**
+   * Keeps the data of a deletion from coming back: a transaction that calls this writes nothing once the data of the
+   * tenant has been deleted since the reservation.
+   * @throws CodedError `TENANTS_PURGED`
+   */
+  assertCurrent(tx: Reader, reservation: Reservation): Promise<void>
+  /** The last days (this one with it) that something was counted on, oldest first. */
+  daily(tenantId: string, days: number): Promise<readonly DayUsage[]>
+  runs(tenantId: string): Promise<readonly AgentRuns[]>
+  /** Oldest first; expired ones are among them. */
+  keys(tenantId: string): Promise<readonly ApiKey[]>
+  /**
+   * @returns the key itself too, which nobody can ask for again
+   * @throws CodedError `TENANTS_UNKNOWN`, `TENANTS_INVALID`, `TENANTS_KEYS_FULL`
+   */
+  createKey(
+    tenantId: string,
+    key: { readonly name: string; readonly expiresInDays?: number | undefined }
+  ): Promise<{ readonly key: ApiKey; readonly secret: string }>
+  /** @throws CodedError `TENANTS_KEY_UNKNOWN`, of another tenant's key as well */
+  revokeKey(tenantId: string, keyId: string): Promise<void>
+  /**
+   * Deletes what is kept for a tenant, its keys first; the tenant stays, and so do the counts its limits are held
+   * against. Should it be cut short, it is taken up again.
+   * @throws CodedError `TENANTS_UNKNOWN`
+   */
+  purge(tenantId: string): Promise<Purged>
+}
+
+/** Something that is kept for tenants, contributed to `tenants.data` so that it goes when a tenant's data is deleted. */
+export interface TenantData {
+  readonly name: string
+  /** Removes up to `most` of a tenant's items. @returns how many; 0 when none is left */
+  remove(tenantId: string, most: number): Promise<number>
+}
+
+declare module '../../kernel/index.ts' {
+  interface Services {
+    tenants: Tenants
+  }
+  interface Contributions {
+    'tenants.data': TenantData
+  }
+}
