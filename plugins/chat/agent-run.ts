@@ -19,13 +19,15 @@ export interface AgentRun {
   readonly agent: AgentDefinition
   readonly model: LanguageModelV3
   readonly tools: Tools
-  /** Whose permissions the tools run with: `user:<id>`. */
+  /** Whose permissions the tools run with: `user:<id>`, `tenant:<id>`. */
   readonly principal: string
   readonly history: readonly Message[]
   readonly message: string
   /** Show the text while it is made; otherwise it is only in the result. */
   readonly streaming: boolean
   readonly ending: LinkedSignal
+  /** Is told what the run takes, while it goes on. */
+  readonly spent: Spending
 }
 
 /** A piece of the answer, in the form of the wire. */
@@ -37,8 +39,47 @@ export interface Token {
 export interface Answer {
   /** All that was said, the words before a tool call included: the tokens' contents, joined. */
   readonly text: string
-  readonly inputTokens: number
-  readonly outputTokens: number
+}
+
+/** Tokens of a run as far as it has come: what was reported, and a quarter of the characters of what was not. */
+export class Spending {
+  #promptChars: number | undefined
+  #textChars = 0
+  #cutChars: number | undefined
+  #input: number | undefined
+  #output: number | undefined
+
+  /** A model has been asked. */
+  get hasBegun(): boolean {
+    return this.#promptChars !== undefined
+  }
+
+  /** A model is asked, with so much to read that is counted. */
+  begin(promptChars: number): void {
+    this.#promptChars = promptChars
+  }
+
+  /** An answer of the model is whole. */
+  add(text: string, usage: LanguageModelV3Usage | undefined): void {
+    this.#textChars += text.length
+    this.#input = add(this.#input, usage?.inputTokens.total)
+    this.#output = add(this.#output, usage?.outputTokens.total)
+  }
+
+  /** An answer of the model ended before it was whole, so nothing is reported of it. */
+  cut(text: string): void {
+    this.#cutChars = (this.#cutChars ?? 0) + text.length
+  }
+
+  get inputTokens(): number {
+    const isEstimated = this.#input === undefined || this.#cutChars !== undefined
+    return (this.#input ?? 0) + (isEstimated ? estimateTokens(this.#promptChars ?? 0) : 0)
+  }
+
+  get outputTokens(): number {
+    const estimated = (this.#output === undefined ? this.#textChars : 0) + (this.#cutChars ?? 0)
+    return (this.#output ?? 0) + estimateTokens(estimated)
+  }
 }
 
 /** One answer of the model while it is read. */
@@ -66,33 +107,30 @@ export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
   const prompt = toPrompt(run)
   const offered = offerTools(run)
   let text = ''
-  let inputTokens: number | undefined
-  let outputTokens: number | undefined
+  run.spent.begin(run.history.reduce(countChars, run.message.length))
   for (let round = 1; ; round += 1) {
     const last = round > run.agent.maxToolIterations
     const options = withAbortSignal(offered.length > 0 && !last ? { prompt, tools: offered } : { prompt }, run.ending)
     const step: Step = { text: '', calls: [], usage: undefined }
     const before = text === '' ? '' : paragraph
+    let isWhole = false
     try {
       if (run.streaming) yield* askStreaming(run, options, step, before)
       else await ask(run, options, step)
+      isWhole = true
     } catch (error) {
       if (!last || round === 1 || step.text !== '' || run.ending.signal.aborted) throw error
+    } finally {
+      // Also where the reader of a stream left in the middle.
+      if (isWhole) run.spent.add(step.text, step.usage)
+      else run.spent.cut(step.text)
     }
     if (step.text === '' && last && round > 1) {
       step.text = noFinalAnswer
       if (run.streaming) yield { event: 'token', content: before + noFinalAnswer }
     }
     if (step.text !== '') text += before + step.text
-    inputTokens = add(inputTokens, step.usage?.inputTokens.total)
-    outputTokens = add(outputTokens, step.usage?.outputTokens.total)
-    if (step.calls.length === 0 || last) {
-      return {
-        text,
-        inputTokens: inputTokens ?? estimateTokens(run.history.reduce(countChars, run.message.length)),
-        outputTokens: outputTokens ?? estimateTokens(text.length)
-      }
-    }
+    if (step.calls.length === 0 || last) return { text }
     prompt.push(toAssistantMessage(step), { role: 'tool', content: await runTools(run, step.calls) })
   }
 }
@@ -250,7 +288,7 @@ function parseArguments(text: string): unknown {
 
 const countChars = (count: number, message: Message): number => count + message.content.length
 
-const estimateTokens = (chars: number): number => Math.ceil(chars / 4)
+export const estimateTokens = (chars: number): number => Math.ceil(chars / 4)
 
 /** The sum of what was reported; `undefined` as long as nothing was. */
 function add(sum: number | undefined, reported: number | undefined): number | undefined {

@@ -1,42 +1,22 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider'
 import { CodedError, type Contribution, isCoded, type Logger } from '../../kernel/index.ts'
+import type { Principal } from '../http/types.ts'
 import type { Store } from '../store/types.ts'
+import type { Tenants } from '../tenants/types.ts'
 import type { Tools } from '../tools/types.ts'
-import { type Answer, runAgent, type Token } from './agent-run.ts'
-import { createConversations, type Message } from './conversations.ts'
+import { type Answer, runAgent, Spending, type Token } from './agent-run.ts'
+import { type Conversations, createConversations, type Message } from './conversations.ts'
+import { beginMeter, type Meter } from './meter.ts'
 import type { FoundModel, Registry } from './registry.ts'
 import { parseChoice, routingCall } from './routing.ts'
 import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
 import { isPlainId, maxIdBytes, toWellFormed } from './text.ts'
-import type { AgentDefinition, Source } from './types.ts'
+import type { AgentDefinition, Chat, TurnRequest } from './types.ts'
 
 export interface Config {
   /** Messages of the conversation that the model is shown again. */
   readonly history_messages: number
   readonly max_message_chars: number
-}
-
-export interface TurnRequest {
-  readonly userId: string
-  readonly message: string
-  /** Who should answer; absent or empty: the router chooses. */
-  readonly agent?: string | null | undefined
-  /** The conversation to go on with, or to begin; absent or empty: a new one. */
-  readonly contextId?: string | null | undefined
-  readonly workspaceId?: string | null | undefined
-  /** Instead of the agent's own. */
-  readonly model?: string | null | undefined
-  /** Whose leaving ends the turn; nothing of it is stored then. The signal is read when it is needed, or never. */
-  readonly caller: { readonly signal: AbortSignal }
-  /** Under which a failure is found in the log. */
-  readonly requestId: string
-}
-
-export interface TurnReply {
-  readonly response: string
-  readonly agent: string
-  readonly context_id: string
-  readonly sources: readonly Source[] | null
 }
 
 /** One event of a stream, its members in the order of the wire. */
@@ -45,19 +25,8 @@ export type ChatEvent =
   | Token
   | { readonly event: 'error'; readonly context_id?: string; readonly error: string }
 
-/**
- * Turns of users with agents.
- *
- * Codes: `CHAT_INVALID` (the request), `CHAT_AGENT_UNKNOWN`, `CHAT_AGENT_NOT_CALLABLE` (a router),
- * `CHAT_MODEL_UNKNOWN` (the model asked for), `CHAT_NOT_CONFIGURED` (no agent, or an agent whose model is not there),
- * `CHAT_MODEL_FAILED`, `CHAT_STORE_FAILED`, `CHAT_INTERRUPTED` (the server stops, or what answers was replaced). Their
- * messages are fit for callers; what went wrong is in their causes. `CLIENT_GONE` when the caller has left.
- */
-export interface Chat {
-  /** Resolves once the turn is stored. */
-  answer(
-    request: TurnRequest
-  ): Promise<{ readonly reply: TurnReply; readonly inputTokens: number; readonly outputTokens: number }>
+/** The contract, and turns as streams. */
+export interface ChatService extends Chat {
   /**
    * `start`, tokens, `done`; or `error` as the last event: alone when the turn was not let in, with the `context_id`
    * once it had begun. `done` comes after the turn is stored. Never rejects; ends without a last event when the caller
@@ -75,16 +44,27 @@ const modelFailures: Readonly<Record<string, string>> = {
   CHAT_PROVIDER_TIMEOUT: 'provider did not answer in time'
 }
 
+/** What a stream says to a tenant that has nothing left. */
+const quotaTexts: Readonly<Record<string, string>> = {
+  TENANTS_MONTH_EXHAUSTED: 'monthly quota exceeded',
+  TENANTS_TOKENS_EXHAUSTED: 'monthly token quota exceeded',
+  TENANTS_DAY_EXHAUSTED: 'daily quota exceeded'
+}
+
 const callerFaults: readonly string[] = [
   'CHAT_INVALID',
   'CHAT_AGENT_UNKNOWN',
   'CHAT_AGENT_NOT_CALLABLE',
-  'CHAT_MODEL_UNKNOWN'
+  'CHAT_MODEL_UNKNOWN',
+  'TENANTS_UNKNOWN',
+  'TENANTS_PURGED'
 ]
 
 /** An agent and a model at work: they stay as they are until this is closed. */
 interface Hold {
   readonly agent: AgentDefinition
+  /** Name of what provides the model. */
+  readonly provider: string
   readonly model: LanguageModelV3
   /** Fires when the caller leaves, the server stops, or the drain time of the agent or the provider is over. */
   readonly ending: LinkedSignal
@@ -101,41 +81,60 @@ interface OpenTurn {
   readonly isNew: boolean
   readonly message: string
   readonly history: readonly Message[]
+  /** `undefined` for a turn that nobody counts. */
+  readonly meter: Meter | undefined
+  readonly spent: Spending
 }
 
 export function createChat(options: {
   readonly registry: Registry
   readonly store: Store
   readonly tools: Tools
+  /** Turns of tenants are counted there; without it there are none. */
+  readonly tenants: Tenants | undefined
   readonly log: Logger
   readonly config: Config
   /** Unix time in milliseconds. */
   readonly now: () => number
   /** Ids that are made one after the other should be close to each other: they are keys. */
   readonly newId: () => string
-}): Chat {
-  const { registry, store, tools, log, config, now, newId } = options
-  const conversations = createConversations(store)
+}): ChatService {
+  const { registry, store, tools, tenants, log, config, now, newId } = options
+  const conversations = { user: createConversations(store), tenant: createConversations(store, 'tenant') }
 
   async function open(request: TurnRequest): Promise<OpenTurn> {
     checkRequest(request, config.max_message_chars)
     const message = toWellFormed(request.message)
-    const agent = request.agent ? findNamed(request.agent) : findChosen(await choose(request, message))
-    const held = hold(agent, findModel(agent.item, request.model), request.caller)
+    const spent = new Spending()
+    let held = request.agent
+      ? holdAgent(findNamed(request.agent), request)
+      : request.unrouted === true
+        ? holdAgent(findChosen(undefined), request)
+        : undefined
+    let meter: Meter | undefined
     try {
+      meter = await beginMeter(tenants, log, request, spent)
+      held ??= holdAgent(findChosen(await choose(request, message, spent)), request)
       const { contextId } = request
       return {
         held,
-        label: request.agent ? agent.item.name : `${agent.item.name} (system)`,
+        label: request.agent ? held.agent.name : `${held.agent.name} (system)`,
         contextId: contextId || newId(),
         isNew: !contextId,
         message,
-        history: contextId ? await readHistory(request.userId, contextId) : []
+        history: contextId ? await readHistory(request.principal, contextId) : [],
+        meter,
+        spent
       }
     } catch (error) {
-      held.close()
+      await meter?.end(held?.agent.name)
+      held?.close()
       throw error
     }
+  }
+
+  function holdAgent(agent: Contribution<AgentDefinition>, { model, caller }: TurnRequest): Hold {
+    return hold(agent, findModel(agent.item, model), caller)
   }
 
   function findNamed(name: string): Contribution<AgentDefinition> {
@@ -167,12 +166,13 @@ export function createChat(options: {
   }
 
   /** Asks the router for a name. @returns `undefined` when there is nothing to choose, or its answer names nobody */
-  async function choose(request: TurnRequest, message: string): Promise<string | undefined> {
+  async function choose(request: TurnRequest, message: string, spent: Spending): Promise<string | undefined> {
     const agents = registry.agents()
     const router = agents.find(({ item }) => item.router)
     const candidates = agents.flatMap(({ item }) => (item.router ? [] : item))
     if (router === undefined || candidates.length < 2) return undefined
     const held = hold(router, findModel(router.item), request.caller)
+    spent.begin(0)
     try {
       const call = withAbortSignal(routingCall(router.item, candidates, message), held.ending)
       const { content } = await untilAborted(held.model.doGenerate(call), held.ending)
@@ -188,50 +188,72 @@ export function createChat(options: {
     }
   }
 
-  async function readHistory(userId: string, contextId: string): Promise<readonly Message[]> {
+  async function readHistory(principal: Principal, contextId: string): Promise<readonly Message[]> {
     try {
-      return await conversations.history(userId, contextId, config.history_messages)
+      return await conversationsOf(principal).history(principal.id, contextId, config.history_messages)
     } catch (cause) {
       throw new CodedError('CHAT_STORE_FAILED', 'The conversation could not be read', { cause })
     }
   }
 
-  function run(turn: OpenTurn, userId: string, streaming: boolean): AsyncGenerator<Token, Answer> {
-    const { agent, model, ending } = turn.held
-    const { history, message } = turn
-    return runAgent({ agent, model, tools, principal: `user:${userId}`, history, message, streaming, ending })
+  function conversationsOf({ kind }: Principal): Conversations {
+    if (kind === 'user' || kind === 'tenant') return conversations[kind]
+    throw new TypeError(`only users and tenants have conversations, found '${kind}'`)
   }
 
-  async function keep(turn: OpenTurn, userId: string, answer: string): Promise<void> {
+  function run(turn: OpenTurn, { kind, id }: Principal, streaming: boolean): AsyncGenerator<Token, Answer> {
+    const { agent, model, ending } = turn.held
+    const { history, message, spent } = turn
+    return runAgent({ agent, model, tools, principal: `${kind}:${id}`, history, message, streaming, ending, spent })
+  }
+
+  /** Resolves when the turn is stored, and settled if it is counted. */
+  async function keep(turn: OpenTurn, principal: Principal, answer: string): Promise<void> {
     // A turn that nobody waits for any more is not kept.
     if (turn.held.ending.hasFired) throw turn.held.ending.signal.reason
-    try {
-      const { contextId, isNew, message } = turn
-      const agent = turn.held.agent.name
-      const said = { id: newId(), atMs: now(), user: message, assistant: answer, agent }
-      await conversations.append(userId, contextId, said, isNew)
-    } catch (cause) {
-      throw new CodedError('CHAT_STORE_FAILED', 'The answer could not be stored', { cause })
+    const { contextId, isNew, message, meter } = turn
+    const agent = turn.held.agent.name
+    const said = { id: newId(), atMs: now(), user: message, assistant: answer, agent }
+    const condition = principal.kind === 'tenant' ? meter?.assertCurrent : undefined
+    const store = async (): Promise<void> => {
+      try {
+        await conversationsOf(principal).append(principal.id, contextId, said, isNew, condition)
+      } catch (cause) {
+        if (isCoded(cause, 'TENANTS_PURGED')) throw cause
+        throw new CodedError('CHAT_STORE_FAILED', 'The answer could not be stored', { cause })
+      }
     }
+    await (meter === undefined ? store() : Promise.all([store(), meter.settle(agent)]))
   }
 
   return {
     async answer(request) {
       const turn = await open(request)
       try {
-        const steps = run(turn, request.userId, false)
+        const steps = run(turn, request.principal, false)
         let step = await steps.next()
         while (!step.done) step = await steps.next()
-        const { text, inputTokens, outputTokens } = step.value
-        await keep(turn, request.userId, text)
-        const reply = { response: text, agent: turn.label, context_id: turn.contextId, sources: null }
-        return { reply, inputTokens, outputTokens }
+        const { text } = step.value
+        await keep(turn, request.principal, text)
+        const { agent, provider, model } = turn.held
+        const { inputTokens, outputTokens } = turn.spent
+        return {
+          reply: { response: text, agent: turn.label, context_id: turn.contextId, sources: null },
+          agent: agent.name,
+          provider,
+          model: model.modelId,
+          usage: { inputTokens, outputTokens },
+          standing: turn.meter?.standing
+        }
       } catch (error) {
         throw toFailure(error, turn.held.ending.signal)
       } finally {
+        await turn.meter?.end(turn.held.agent.name)
         turn.held.close()
       }
     },
+
+    agents: () => registry.agents().flatMap(({ item }) => (item.router ? [] : item)),
 
     async *stream(request) {
       let turn: OpenTurn
@@ -244,14 +266,15 @@ export function createChat(options: {
       const { label: agent, contextId: context_id, held } = turn
       try {
         yield { event: 'start', agent, context_id }
-        const { text } = yield* run(turn, request.userId, true)
-        await keep(turn, request.userId, text)
+        const { text } = yield* run(turn, request.principal, true)
+        await keep(turn, request.principal, text)
         yield { event: 'done', agent, context_id }
       } catch (error) {
         const failure = toFailure(error, held.ending.signal, 'Stream error')
         if (failure.code === 'CLIENT_GONE') return
         yield { event: 'error', context_id, error: explain(failure, request) }
       } finally {
+        await turn.meter?.end(held.agent.name)
         held.close()
       }
     }
@@ -259,11 +282,13 @@ export function createChat(options: {
 
   /** What the last event of a stream says. What is no fault of the caller's is logged, as it is for other replies. */
   function explain(error: unknown, request: TurnRequest): string {
-    const code = isCoded(error) && error.code.startsWith('CHAT_') ? error.code : undefined
-    if (code === undefined || !(callerFaults.includes(code) || code === 'CHAT_INTERRUPTED')) {
+    const code = isCoded(error) && /^(?:CHAT|TENANTS)_/.test(error.code) ? error.code : ''
+    const quota = quotaTexts[code]
+    if (quota !== undefined) return quota
+    if (!callerFaults.includes(code) && code !== 'CHAT_INTERRUPTED') {
       log.error('a chat stream failed', { requestId: request.requestId, error })
     }
-    return code === undefined ? 'Internal error' : (error as CodedError).message
+    return code === '' ? 'Internal error' : (error as CodedError).message
   }
 }
 
@@ -297,6 +322,7 @@ function hold(
   const ending = new LinkedSignal(() => [caller.signal, agentLease.signal, providerLease.signal])
   return {
     agent: agent.item,
+    provider: provider.item.name,
     model,
     ending,
     close() {
@@ -319,6 +345,7 @@ function toFailure(error: unknown, signal: AbortSignal, what?: string): CodedErr
     const reason = cause.code === 'SHUTTING_DOWN' ? 'the server is shutting down' : 'the agent was replaced'
     return new CodedError('CHAT_INTERRUPTED', say(reason, reason), { cause })
   }
+  if (isCoded(error) && error.code.startsWith('TENANTS_')) return error
   if (isCoded(error, 'CHAT_STORE_FAILED')) {
     return new CodedError(error.code, say(error.message, error.message), { cause: error.cause })
   }

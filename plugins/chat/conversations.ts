@@ -1,6 +1,6 @@
 import { setImmediate } from 'node:timers/promises'
 import { CodedError } from '../../kernel/index.ts'
-import type { Store } from '../store/types.ts'
+import type { Key, Reader, Store } from '../store/types.ts'
 import { isPlainId, maxIdBytes, toWellFormed } from './text.ts'
 
 /** A conversation as stored under `[userId, contextId]`. Times are Unix milliseconds. */
@@ -57,8 +57,15 @@ export interface Conversations {
   /**
    * Adds both messages of a turn, or neither; begins the conversation when it is not there.
    * @param isNew the id was made for this turn, so nothing can be there
+   * @param condition part of the transaction: when it rejects, nothing is added
    */
-  append(userId: string, contextId: string, turn: Turn, isNew: boolean): Promise<void>
+  append(
+    userId: string,
+    contextId: string,
+    turn: Turn,
+    isNew: boolean,
+    condition?: (tx: Reader) => Promise<void>
+  ): Promise<void>
   /** The last one that was spoken in first. */
   list(userId: string, page: Page): Promise<readonly NamedConversation[]>
   /**
@@ -80,10 +87,15 @@ export interface Conversations {
    * @throws CodedError `CHAT_CONVERSATION_UNKNOWN`
    */
   remove(userId: string, contextId: string): Promise<void>
+  /** Removes up to `most` of what is kept for somebody. @returns how much; 0 when nothing is left */
+  clear(userId: string, most: number): Promise<number>
 }
 
-export const conversationsCollection = 'chat.conversations'
-export const turnsCollection = 'chat.turns'
+/** Users and tenants are counted apart, so an id of one is never that of the other. */
+const collections = {
+  user: ['chat.conversations', 'chat.turns'],
+  tenant: ['chat.tenant_conversations', 'chat.tenant_turns']
+} as const
 
 /** Conversations that are looked at before others get their turn. */
 const scanBatch = 500
@@ -92,7 +104,10 @@ const maxPageUnits = 4_000_000
 
 const durable = { durable: true } as const
 
-export function createConversations(store: Store): Conversations {
+/** @param owners whose conversations; what is said of users here goes for tenants then */
+export function createConversations(store: Store, owners: keyof typeof collections = 'user'): Conversations {
+  const [conversationsCollection, turnsCollection] = collections[owners]
+
   /** What cannot be a key is not there. */
   function keyOf(userId: string, contextId: string): readonly [string, string] {
     if (!isPlainId(contextId, maxIdBytes)) throw unknown()
@@ -114,9 +129,10 @@ export function createConversations(store: Store): Conversations {
       messages.length = Math.min(messages.length, limit)
       return messages.reverse()
     },
-    append(userId, contextId, turn, isNew) {
+    append(userId, contextId, turn, isNew, condition) {
       const key = [userId, contextId]
       return store.atomically(async (tx) => {
+        if (condition !== undefined) await condition(tx)
         const before = isNew ? undefined : (await tx.get<Conversation>(conversationsCollection, key))?.value
         const count = before?.messageCount ?? 0
         tx.put<Conversation>(conversationsCollection, key, {
@@ -178,6 +194,20 @@ export function createConversations(store: Store): Conversations {
         tx.remove(conversationsCollection, key)
         for (let n = 0; n < stored.messageCount; n += 2) tx.remove(turnsCollection, [...key, n])
       }, durable)
+    },
+
+    async clear(userId, most) {
+      const found: [collection: string, key: Key][] = []
+      for (const collection of [turnsCollection, conversationsCollection]) {
+        if (found.length === most) break
+        const limit = most - found.length
+        for await (const [key] of store.range(collection, [userId], { limit })) found.push([collection, key])
+      }
+      if (found.length === 0) return 0
+      await store.atomically((tx) => {
+        for (const [collection, key] of found) tx.remove(collection, key)
+      }, durable)
+      return found.length
     }
   }
 }

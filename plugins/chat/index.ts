@@ -1,6 +1,7 @@
 import { definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../http/types.ts'
 import type {} from '../store/types.ts'
+import type {} from '../tenants/types.ts'
 import type {} from '../tools/types.ts'
 import { type Config, createChat } from './chat.ts'
 import { conversationRoutes } from './conversation-routes.ts'
@@ -32,9 +33,11 @@ const config = schemaOf<Config>({
 export default definePlugin({
   name: 'chat',
   inject: ['store', 'tools'],
+  optional: ['tenants'],
+  provides: ['chat'],
   config,
   apply(ctx, config) {
-    const { store, tools } = ctx.services
+    const { store, tools, tenants } = ctx.services
     const registry = createRegistry()
     ctx.collect('chat.agents', registry.agentCollector)
     ctx.collect('chat.providers', registry.providerCollector)
@@ -42,10 +45,16 @@ export default definePlugin({
       registry,
       store,
       tools,
+      tenants,
       log: ctx.log,
       config,
       now: Date.now,
       newId: () => createId(Date.now())
+    })
+    ctx.provide('chat', chat)
+    ctx.contribute('tenants.data', {
+      name: 'conversations',
+      remove: (tenantId, most) => createConversations(store, 'tenant').clear(tenantId, most)
     })
     ctx.contribute('http.routes', ...routes(chat), ...conversationRoutes(createConversations(store)))
     ctx.contribute(

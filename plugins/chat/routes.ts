@@ -1,6 +1,7 @@
 import { schemaOf } from '../../kernel/index.ts'
 import type { ErrorMap, Request, Route, StreamEvent } from '../http/types.ts'
-import type { Chat, ChatEvent, TurnReply, TurnRequest } from './chat.ts'
+import type { ChatEvent, ChatService } from './chat.ts'
+import type { TurnReply, TurnRequest } from './types.ts'
 
 interface ChatBody {
   readonly message: string
@@ -76,10 +77,15 @@ const errors: ErrorMap = {
   CHAT_NOT_CONFIGURED: { status: 500, code: 'CONFIGURATION_ERROR' },
   CHAT_MODEL_FAILED: { status: 500, code: 'LLM_ERROR' },
   CHAT_STORE_FAILED: { status: 500, code: 'DATABASE_ERROR' },
-  CHAT_INTERRUPTED: 503
+  CHAT_INTERRUPTED: 503,
+  TENANTS_UNKNOWN: 401,
+  TENANTS_MONTH_EXHAUSTED: 429,
+  TENANTS_TOKENS_EXHAUSTED: 429,
+  TENANTS_DAY_EXHAUSTED: 429,
+  TENANTS_USAGE_FAILED: { status: 500, code: 'DATABASE_ERROR' }
 }
 
-export function routes(chat: Chat): readonly Route[] {
+export function routes(chat: ChatService): readonly Route[] {
   const answer: Route<Record<string, string>, unknown, ChatBody, TurnReply> = {
     method: 'POST',
     path: '/api/chat',
@@ -90,7 +96,8 @@ export function routes(chat: Chat): readonly Route[] {
     replies: { 200: chatReply },
     errors,
     async handle(request) {
-      const { reply, inputTokens, outputTokens } = await chat.answer(toTurn(request, request.body))
+      const { reply, usage } = await chat.answer(toTurn(request, request.body))
+      const { inputTokens, outputTokens } = usage
       return {
         headers: { 'x-input-tokens': String(inputTokens), 'x-output-tokens': String(outputTokens) },
         body: reply
@@ -122,7 +129,7 @@ export function routes(chat: Chat): readonly Route[] {
 
 function toTurn(request: Pick<Request, 'id' | 'principal' | 'signal'>, asked: ChatBody): TurnRequest {
   return {
-    userId: request.principal.id,
+    principal: request.principal,
     message: asked.message,
     agent: asked.agent_type,
     contextId: asked.context_id,

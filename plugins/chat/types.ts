@@ -1,5 +1,7 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider'
 import type {} from '../../kernel/index.ts'
+import type { Principal } from '../http/types.ts'
+import type { Standing } from '../tenants/types.ts'
 
 /**
  * Where language models come from, contributed to `chat.providers`.
@@ -52,7 +54,67 @@ export interface Source {
   readonly relevance_score: number
 }
 
+/** One message to an agent. */
+export interface TurnRequest {
+  /** A user or a tenant: whose conversation it is, and who runs the agent's tools. Nobody else can ask. */
+  readonly principal: Principal
+  readonly message: string
+  /** Who should answer; absent or empty: the router chooses. */
+  readonly agent?: string | null | undefined
+  /** No router: where nobody is named, the agent `orchestrator` answers, or else the first. */
+  readonly unrouted?: boolean
+  /** The conversation to go on with, or to begin; absent or empty: a new one. */
+  readonly contextId?: string | null | undefined
+  readonly workspaceId?: string | null | undefined
+  /** Instead of the agent's own. */
+  readonly model?: string | null | undefined
+  /** Whose leaving ends the turn; nothing of it is stored then. The signal is read when it is needed, or never. */
+  readonly caller: { readonly signal: AbortSignal }
+  /** Under which a failure is found in the log. */
+  readonly requestId: string
+}
+
+export interface TurnReply {
+  readonly response: string
+  readonly agent: string
+  readonly context_id: string
+  readonly sources: readonly Source[] | null
+}
+
+export interface ChatOutcome {
+  readonly reply: TurnReply
+  /** Plain name of the agent that answered. */
+  readonly agent: string
+  readonly provider: string
+  readonly model: string
+  /** As reported by the model, or a quarter of the characters where nothing was. The router's own are left out. */
+  readonly usage: { readonly inputTokens: number; readonly outputTokens: number }
+  /** Where the tenant stood with this turn counted; `undefined` for whom nothing is counted. */
+  readonly standing: Standing | undefined
+}
+
+/**
+ * Turns with agents. Those of a tenant, and of a user whose token names a tenant, are counted: reserved once the request
+ * is sound and before any model is asked, settled however the turn ends; given back when it turns out that nothing could
+ * be begun.
+ *
+ * Codes: `CHAT_INVALID` (the request), `CHAT_AGENT_UNKNOWN`, `CHAT_AGENT_NOT_CALLABLE` (a router),
+ * `CHAT_MODEL_UNKNOWN` (the model asked for), `CHAT_NOT_CONFIGURED` (no agent, or an agent whose model is not there),
+ * `CHAT_MODEL_FAILED`, `CHAT_STORE_FAILED`, `CHAT_INTERRUPTED` (the server stops, or what answers was replaced), and
+ * those of `tenants`. Their messages are fit for callers; what went wrong is in their causes. `CLIENT_GONE` when the
+ * caller has left.
+ */
+export interface Chat {
+  /** Resolves once the turn is stored, and settled where it is counted. */
+  answer(request: TurnRequest): Promise<ChatOutcome>
+  /** Those that can be called, in the order of the program. */
+  agents(): readonly AgentDefinition[]
+}
+
 declare module '../../kernel/index.ts' {
+  interface Services {
+    chat: Chat
+  }
   interface Contributions {
     'chat.providers': ModelProvider
     'chat.agents': AgentDefinition

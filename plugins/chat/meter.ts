@@ -1,0 +1,57 @@
+import { CodedError, type Logger } from '../../kernel/index.ts'
+import type { Reader } from '../store/types.ts'
+import type { Standing, Tenants } from '../tenants/types.ts'
+import { estimateTokens, type Spending } from './agent-run.ts'
+import type { TurnRequest } from './types.ts'
+
+/** Counts one turn for a tenant. */
+export interface Meter {
+  /** With this turn in it. */
+  readonly standing: Standing
+  /** Part of the transaction that keeps the turn: refuses once the tenant's data was deleted. */
+  readonly assertCurrent: (tx: Reader) => Promise<void>
+  /** The turn ended as it should. Resolves when that is on disk. */
+  settle(agent: string): Promise<void>
+  /**
+   * The turn has ended, however it did: it counts if a model was asked, with the tokens it took until then. Does nothing
+   * to one that was settled. Never rejects.
+   * @param agent left out when none had been chosen
+   */
+  end(agent?: string): Promise<void>
+}
+
+/**
+ * Lets the turn of a tenant begin, or of a user whose token names one.
+ * @returns `undefined` when there is nobody to count it for
+ * @throws CodedError a refusal of `tenants`
+ */
+export async function beginMeter(
+  tenants: Tenants | undefined,
+  log: Logger,
+  { principal, message, requestId }: TurnRequest,
+  spent: Spending
+): Promise<Meter | undefined> {
+  const tenantId = principal.kind === 'tenant' ? principal.id : principal.tenantId
+  if (tenantId === undefined) return undefined
+  if (tenants === undefined) throw new CodedError('CHAT_NOT_CONFIGURED', 'There are no tenants to count this for')
+  const reservation = await tenants.reserve(tenantId, Math.max(1, estimateTokens(message.length)))
+  let settled: Promise<void> | undefined
+  const settle = (agent: string | undefined, ok: boolean): Promise<void> => {
+    settled ??= tenants.settle(reservation, { agent, ok, tokens: spent.inputTokens + spent.outputTokens })
+    return settled
+  }
+  return {
+    standing: reservation.standing,
+    assertCurrent: (tx) => tenants.assertCurrent(tx, reservation),
+    settle: (agent) => settle(agent, true),
+    async end(agent) {
+      if (settled === undefined && !spent.hasBegun) settled = tenants.release(reservation)
+      try {
+        await settle(agent, false)
+      } catch (error) {
+        // It stays counted, with the tokens that were held for it.
+        log.error('a turn could not be settled', { requestId, error })
+      }
+    }
+  }
+}
