@@ -6,12 +6,14 @@ import type {} from '../workers/types.ts'
 import { guards } from './guards.ts'
 import { routes } from './routes.ts'
 import { createAuth, type Options } from './service.ts'
+import { createThrottleState, LoginThrottle, type ThrottleConfig } from './throttle.ts'
 import { createTokens } from './tokens.ts'
 import type { Credential, TenantDirectory } from './types.ts'
 
 interface Config extends Options {
   readonly jwt_secret: string
   readonly admin_secret: string
+  readonly login_throttle: ThrottleConfig
 }
 
 const config = schemaOf<Config>({
@@ -36,6 +38,39 @@ const config = schemaOf<Config>({
       enum: ['refuse', 'revoke_family'],
       default: 'refuse',
       description: 'A refresh token that comes again is refused; revoke_family ends the session that grew out of it too'
+    },
+    login_throttle: {
+      type: 'object',
+      additionalProperties: false,
+      default: {},
+      description: 'Logins that may fail before the next is answered 429; 0 is no limit',
+      properties: {
+        max_failures_per_account: { type: 'integer', minimum: 0, default: 10 },
+        max_failures_per_address: {
+          type: 'integer',
+          minimum: 0,
+          default: 100,
+          description: 'From one IPv4 address, or one IPv6 /64'
+        },
+        window_seconds: {
+          type: 'integer',
+          minimum: 1,
+          maximum: 86_400,
+          default: 900,
+          description: 'In which all failures are forgiven, evenly one after the other'
+        }
+      }
+    },
+    blocked_passwords: {
+      type: 'array',
+      items: { type: 'string' },
+      default: [],
+      description: 'Passwords that nobody may choose, in any case'
+    },
+    block_common_passwords: {
+      type: 'boolean',
+      default: false,
+      description: 'Refuses the passwords that are most used, too'
     }
   }
 })
@@ -71,7 +106,10 @@ export default definePlugin({
     ctx.collect('auth.tenants', { update: (now) => (tenants = now) })
     const collected = { credentials: () => credentials, tenants: () => tenants }
     ctx.contribute('http.guards', ...guards(auth, adminSecret, collected))
-    ctx.contribute('http.routes', ...routes(auth))
+    // The number stands for the shape of the state: code that keeps another one starts with its own.
+    const failures = await ctx.resource('login failures', 1, createThrottleState, () => {})
+    const throttle = new LoginThrottle(config.login_throttle, failures, () => performance.now())
+    ctx.contribute('http.routes', ...routes(auth, throttle))
     ctx.contribute(
       'workers.tasks',
       {

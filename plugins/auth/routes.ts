@@ -1,6 +1,7 @@
 import { schemaOf } from '../../kernel/index.ts'
 import type { Reply, Route } from '../http/types.ts'
 import type { Accounts, TokenPair } from './service.ts'
+import type { LoginThrottle } from './throttle.ts'
 
 const text = { type: 'string' } as const
 
@@ -23,13 +24,14 @@ const errors = {
   AUTH_TOKEN_INVALID: 401,
   AUTH_SESSION_GONE: 401,
   AUTH_TOKEN_MISMATCH: 401,
+  AUTH_THROTTLED: 429,
   WORKERS_BUSY: 503
 } as const
 
 /** Tokens belong in no cache (RFC 6749 §5.1). */
 const uncached = <T>(body: T): Reply<T> => ({ headers: { 'cache-control': 'no-store' }, body })
 
-export function routes(accounts: Accounts): Route[] {
+export function routes(accounts: Accounts, throttle: LoginThrottle): Route[] {
   const register: Route<object, unknown, { email: string; password: string; name: string }> = {
     method: 'POST',
     path: '/api/auth/register',
@@ -56,7 +58,8 @@ export function routes(accounts: Accounts): Route[] {
     }),
     replies: { 200: tokenPair },
     errors,
-    handle: async ({ body }) => uncached(await accounts.login(body))
+    handle: async ({ body, network }) =>
+      uncached(await throttle.attempt(body.email, network, () => accounts.login(body)))
   }
   const refresh: Route<object, unknown, { refresh_token: string }> = {
     method: 'POST',

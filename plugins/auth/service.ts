@@ -3,6 +3,7 @@ import { CodedError } from '../../kernel/index.ts'
 import type { Key, Store, Transaction } from '../store/types.ts'
 import type { Workers } from '../workers/types.ts'
 import { nobody } from './parameters.ts'
+import { createBlocklist } from './passwords.ts'
 import type { Attempt, Verdict } from './tasks/verify-password.ts'
 import { type AnyClaims, leewaySeconds, type Tokens } from './tokens.ts'
 import type { Auth, Claims } from './types.ts'
@@ -12,6 +13,10 @@ export interface Options {
   readonly refresh_ttl_seconds: number
   /** What happens when a refresh token comes a second time: nothing, or the session that grew out of it ends. */
   readonly on_reuse: 'refuse' | 'revoke_family'
+  /** Passwords that nobody may choose, in any case. */
+  readonly blocked_passwords: readonly string[]
+  /** Nor those that everybody chooses. */
+  readonly block_common_passwords: boolean
 }
 
 /** What registration, login and refresh answer. */
@@ -83,6 +88,7 @@ export function createAuth(
 ): Accounts {
   /** Access tokens whose signature was right, oldest first. */
   const seen = new Map<string, Claims>()
+  const isBlocked = createBlocklist(options)
   const nowSeconds = (): number => Math.floor(environment.now() / 1000)
 
   async function verifyUnseen(token: string): Promise<Claims> {
@@ -157,6 +163,7 @@ export function createAuth(
       if (password === undefined) {
         throw new CodedError('AUTH_INPUT_INVALID', `Password must be at most ${maxPasswordBytes} bytes`)
       }
+      if (isBlocked(password)) throw new CodedError('AUTH_INPUT_INVALID', 'Password is too common, choose another one')
       if ((await store.get(emails, [email])) !== undefined) throw userExists()
       const phc = await workers.run<string>('auth/hash-password', password)
       const user: User = { id: environment.randomUUID(), email, name, phc, created_at: nowSeconds() }

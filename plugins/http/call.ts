@@ -1,5 +1,6 @@
 import { type Awaitable, CodedError, type Issue, isCoded, type Lease } from '../../kernel/index.ts'
 import type { AbortWatcher } from './aborts.ts'
+import { networkOf } from './client-address.ts'
 import type { Dispatcher } from './dispatcher.ts'
 import { type AnswerKind, Head } from './heads.ts'
 import { parseJson } from './json.ts'
@@ -67,6 +68,10 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
   get address(): string {
     this.#address ??= this.#dispatcher.options.proxies.clientOf(this.#exchange)
     return this.#address
+  }
+
+  get network(): string {
+    return networkOf(this.address)
   }
 
   header(name: string): string | undefined {

@@ -1,5 +1,4 @@
 import { createHash } from 'node:crypto'
-import { networkOf } from './client-address.ts'
 import type { GuardRequest } from './types.ts'
 
 export interface RateLimitConfig {
@@ -66,7 +65,7 @@ export class RateLimits {
     const { burst } = config
     const limits = [
       new Limit(config.global_requests_per_minute, burst, state.all, () => ''),
-      new Limit(config.per_client_requests_per_minute, burst, state.clients, ({ address }) => networkOf(address)),
+      new Limit(config.per_client_requests_per_minute, burst, state.clients, ({ network }) => network),
       new Limit(config.per_key_requests_per_minute, burst, state.keys, keyOf)
     ].filter((limit) => limit.isOn)
     return limits.length === 0 ? undefined : new RateLimits(limits, now)

@@ -17,6 +17,8 @@ export interface GuardRequest {
   readonly path: string
   /** Address of the client: that of the peer, or what a trusted proxy tells of it. */
   readonly address: string
+  /** Who counts as one client: the address, or the /64 network of an IPv6 address, which is one customer's. */
+  readonly network: string
   /** By lower-case name; several lines of one name are joined by `, `. */
   header(name: string): string | undefined
   /** First decoded value of a query parameter. */

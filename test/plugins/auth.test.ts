@@ -7,7 +7,7 @@ import t from 'tap'
 import { definePlugin } from '../../kernel/index.ts'
 import auth from '../../plugins/auth/index.ts'
 import { argon2id, nobody } from '../../plugins/auth/parameters.ts'
-import { createAuth, normaliseEmail, type TokenPair } from '../../plugins/auth/service.ts'
+import { createAuth, normaliseEmail, type Options, type TokenPair } from '../../plugins/auth/service.ts'
 import { createTokens, importSecret, openJws } from '../../plugins/auth/tokens.ts'
 import type { DispatchReply, Route } from '../../plugins/http/types.ts'
 import type { Workers } from '../../plugins/workers/types.ts'
@@ -20,6 +20,13 @@ const secret = 'a secret of the tests, long enough to sign'
 const adminSecret = 'adm'
 const adminText = 'Admin access requires X-Admin-Secret header or JWT with admin role'
 const password = 'pass-word-1'
+const defaults: Options = {
+  access_ttl_seconds: 900,
+  refresh_ttl_seconds: 604_800,
+  on_reuse: 'refuse',
+  blocked_passwords: [],
+  block_common_passwords: false
+}
 
 /** One route behind each guard; it answers whom the guard let in. */
 const doors = definePlugin({
@@ -211,9 +218,8 @@ t.test(
       },
       load: () => real.load()
     }
-    const options = { access_ttl_seconds: 900, refresh_ttl_seconds: 604_800, on_reuse: 'refuse' } as const
     const tokens = await createTokens(secret, Date.now)
-    const accounts = createAuth(services('store'), counted, tokens, options, { now: Date.now, randomUUID })
+    const accounts = createAuth(services('store'), counted, tokens, defaults, { now: Date.now, randomUUID })
 
     for (const email of ['known@x.test', 'nobody@x.test', 'no address']) {
       await t.rejects(accounts.login({ email, password: 'wrong-pass-1' }), { code: 'AUTH_CREDENTIALS_WRONG' })
@@ -560,8 +566,7 @@ t.test('an access token that was seen is at hand until it expires', async (t) =>
   const { services } = await startAuth(t)
   let nowMs = Date.UTC(2030, 0, 1)
   const now = () => nowMs
-  const options = { access_ttl_seconds: 900, refresh_ttl_seconds: 604_800, on_reuse: 'refuse' } as const
-  const accounts = createAuth(services('store'), services('workers'), await createTokens(secret, now), options, {
+  const accounts = createAuth(services('store'), services('workers'), await createTokens(secret, now), defaults, {
     now,
     randomUUID
   })
@@ -580,7 +585,7 @@ t.test('a session lives as long as its refresh token, then it is pruned', async 
   const { services } = await startAuth(t)
   let nowMs = Date.UTC(2030, 0, 1)
   const now = () => nowMs
-  const options = { access_ttl_seconds: 900, refresh_ttl_seconds: 604_800, on_reuse: 'revoke_family' } as const
+  const options = { ...defaults, on_reuse: 'revoke_family' } as const
   const accounts = createAuth(services('store'), services('workers'), await createTokens(secret, now), options, {
     now,
     randomUUID

@@ -26,7 +26,14 @@ interface Asked {
 }
 
 function asked({ method = 'GET', path = '/api/x', address = '192.0.2.1', headers = {}, token }: Asked): GuardRequest {
-  return { method, path, address, header: (name) => headers[name], queryValue: () => token }
+  return {
+    method,
+    path,
+    address,
+    network: networkOf(address),
+    header: (name) => headers[name],
+    queryValue: () => token
+  }
 }
 
 /** Limits over a clock that stands still until it is moved. */
