@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import t, { type Test } from 'tap'
 import type { Changed, KernelControl } from '../../kernel/control.ts'
@@ -713,4 +713,190 @@ t.test('P25 entries within a group are checked as others are', async (t) => {
     t.match(await refusal(house.control.reload()), /^PROGRAM_/)
     t.equal(house.fiber('z')?.state, 'Active')
   }
+})
+
+t.test('a program file that goes, empties or cannot be read keeps what runs', async (t) => {
+  const house = await startFile(t, num(1) + entry('a'))
+  const { control, file } = house
+  const good = house.read()
+  const bad: [string, () => void, RegExp][] = [
+    ['deleted', () => {}, /failed to read the program file program\.toml: there is no such file/],
+    ['empty', () => house.write(''), /program\.toml: the file has no entries any more; what runs goes on/],
+    ['nothing but comments', () => house.write(good.replaceAll(/^/gm, '# ')), /has no entries any more/],
+    ['half of it', () => house.write(good.slice(0, 30)), /program\.toml:\d+:\d+: /],
+    ['a folder', () => mkdirSync(file), /failed to read the program file program\.toml: /],
+    [
+      'UTF-16',
+      () => writeFileSync(file, Buffer.from(`\uFEFF${good}`, 'utf16le')),
+      /the file is UTF-16; save it as UTF-8/
+    ]
+  ]
+  for (const [what, spoil, error] of bad) {
+    rmSync(file, { recursive: true, force: true })
+    spoil()
+    const look = () => (existsSync(file) && statSync(file).isFile() ? readFileSync(file) : readdirSync(dirname(file)))
+    const before = look()
+    const works = [
+      control.reload(),
+      control.entries(),
+      control.putEntry({ id: 'n', plugin: 'plain' }),
+      control.patchEntry('num', { config: { value: 2 } }),
+      control.moveEntry('a', null, 0),
+      control.deleteEntry('a')
+    ]
+    for (const work of works) t.match(await refusal(work), error, what)
+    t.same(look(), before, 'nothing is written')
+    t.equal(house.num(), 1)
+    t.equal(house.fiber('a')?.state, 'Active')
+  }
+  rmSync(file)
+  house.write(good)
+  t.strictSame(await house.reload(), [])
+  t.equal(house.fiber('a')?.generation, 1)
+
+  await control.deleteEntry('a')
+  await control.deleteEntry('num')
+  t.equal(house.read().trim(), '', 'what is asked for is done')
+  t.strictSame(await house.reload(), [])
+  t.strictSame(steps(await control.putEntry({ id: 'first', plugin: 'plain' })), ['begin first'])
+})
+
+t.test('a change whose file somebody else writes meanwhile begins anew from what they wrote', async (t) => {
+  let others: string[] = []
+  const busy = definePlugin({
+    name: 'busy',
+    config: anything,
+    apply(_ctx, { value }) {
+      const text = value === 2 ? others.shift() : undefined
+      if (text !== undefined) writeFileSync(house.file, text)
+    }
+  })
+  const busyEntry = entry('busy', 'config = { value = 1 }', 'busy')
+  const house = await startFile(t, busyEntry, { ...defaults, busy })
+
+  others = [`# theirs\n${busyEntry}${entry('a')}`, `# theirs\n${busyEntry}${entry('a')}${entry('b')}`]
+  t.strictSame(steps(await house.control.patchEntry('busy', { config: { value: 2 } })), [
+    'begin a',
+    'begin b',
+    'update-config busy'
+  ])
+  t.equal(house.read(), `# theirs\n${busyEntry}${entry('a')}${entry('b')}`.replace('value = 1', 'value = 2'))
+  await assertAgreed(t, house)
+
+  await house.control.patchEntry('busy', { config: { value: 1 } })
+  others = Array.from({ length: 99 }, (_, round) => `# round ${round}\n${busyEntry}`)
+  t.match(
+    await refusal(house.control.patchEntry('busy', { config: { value: 2 } })),
+    /^PROGRAM_CHANGED .* keeps writing/
+  )
+  t.match(house.host.program.entries[0], { config: { value: 1 } })
+  t.match(house.read(), /^# round \d+\n/)
+
+  others = ['x = [']
+  house.write(busyEntry)
+  await house.reload()
+  t.match(await refusal(house.control.patchEntry('busy', { config: { value: 2 } })), /^PROGRAM_INVALID/)
+  t.match(house.host.program.entries[0], { config: { value: 1 } })
+  t.equal(house.read(), 'x = [')
+})
+
+t.test('a listing waits for a change under way, but not for one that takes long', async (t) => {
+  let open = () => {}
+  const slow = definePlugin({
+    name: 'slow',
+    config: anything,
+    apply: (_ctx, { value }) => (value === 2 ? new Promise<void>((resolve) => (open = resolve)) : undefined)
+  })
+  const house = await startFile(t, entry('s', 'config = { value = 1 }', 'slow'), { ...defaults, slow })
+  const change = house.control.patchEntry('s', { config: { value: 2 } })
+  const long = await house.control.entries()
+  t.match(long, { current: [{ config: { value: 1 } }], pending: [] }, 'as it was before the change')
+  const short = house.control.entries()
+  open()
+  await change
+  t.match(await short, { current: [{ config: { value: 2 } }], pending: [] })
+})
+
+t.test('changes that cross end in one of their orders', async (t) => {
+  const house = await startFile(t, group('a') + group('b') + entry('a:x') + num(1))
+  const moves = await Promise.all([
+    refusal(house.control.moveEntry('a', 'b', undefined)),
+    refusal(house.control.moveEntry('b', 'a', undefined))
+  ])
+  t.strictSame(moves, ['done', "PROGRAM_MOVE_REFUSED no such entry 'a'"])
+  await assertAgreed(t, house)
+  const toggles = await Promise.all([house.control.toggleEntry('num'), house.control.toggleEntry('num')])
+  t.strictSame(
+    toggles.map(({ disabled, applied }) => [disabled, applied[0]?.action]),
+    [
+      [true, 'retire'],
+      [false, 'begin']
+    ]
+  )
+  t.equal(house.num(), 1)
+  const swapped = await Promise.all([
+    refusal(house.control.moveEntry('num', 'b', 0)),
+    refusal(house.control.patchEntry('num', { config: { value: 2 } })),
+    refusal(house.control.patchEntry('b:num', { config: { value: 3 } })),
+    refusal(house.control.deleteEntry('b'))
+  ])
+  t.strictSame(swapped, ['done', 'PROGRAM_NO_ENTRY no such entry', 'done', 'done'])
+  t.strictSame(house.ids(), [])
+})
+
+t.test('a dry run tells the plan, and leaves files, fibers and realms alone', async (t) => {
+  const house = await startFile(t, group('g') + num(1) + entry('u', 'isolate = { num = true }', 'user'))
+  const before = [house.read(), house.control.fibers()]
+  const dryRun = { dryRun: true }
+  const planned = async (work: Promise<Changed>) => (await work).planned.map(({ action, id }) => `${action} ${id}`)
+  t.strictSame(await planned(house.control.putEntry({ id: 'n', plugin: 'plain' }, dryRun)), ['begin n'])
+  t.strictSame(await planned(house.control.moveEntry('u', 'g', undefined, dryRun)), [])
+  t.strictSame(await planned(house.control.patchEntry('num', { parent: 'g', config: { value: 2 } }, dryRun)), [
+    'update-config g:num'
+  ])
+  t.strictSame(await planned(house.control.deleteEntry('num', dryRun)), ['retire num'])
+  t.match(await refusal(house.control.patchEntry('num', { config: {} }, dryRun)), /^PROGRAM_PREFLIGHT_FAILED/)
+  t.strictSame([house.read(), house.control.fibers()], before)
+  await assertAgreed(t, house)
+})
+
+t.test('a plugin that many entries name by its path is loaded once a change', async (t) => {
+  const folder = t.testdir({
+    'mine.mjs': "globalThis.loadedMine = (globalThis.loadedMine ?? 0) + 1\nexport default { name: 'mine', apply() {} }",
+    'program.toml': ['a', 'b', 'c'].map((id) => entry(id, '', './mine.mjs')).join('')
+  })
+  const count = () => (globalThis as { loadedMine?: number }).loadedMine ?? 0
+  const before = count()
+  const house = await startAt(t, join(folder, 'program.toml'))
+  t.equal(count(), before + 1)
+  for (const id of ['a', 'b', 'c']) t.equal(house.fiber(id)?.state, 'Active')
+})
+
+t.test('ten thousand entries are read, planned and changed in a time that grows with their number', async (t) => {
+  const list = Array.from({ length: 10 }, (_, g) => [
+    group(`g${g}`),
+    ...Array.from({ length: 999 }, (_, i) => `# remark ${i}\n${entry(`g${g}:e${i}`, `config = { n = ${i} }\n`)}`)
+  ])
+  const text = `${list.flat().join('')}${group('h')}`
+  const { user: userBefore, system: systemBefore } = process.cpuUsage()
+  const house = await startFile(t, text)
+  t.equal(house.control.fibers().length, 9990)
+  t.strictSame(await house.reload(), [])
+  t.strictSame((await house.control.entries()).pending, [])
+  t.equal((await house.control.moveEntry('g5', 'h', undefined)).renamed.length, 1000)
+  t.equal((await house.control.patchEntry('g7:e7', { config: { n: 0 } })).applied.length, 1)
+  const { user, system } = process.cpuUsage()
+  const seconds = (user + system - userBefore - systemBefore) / 1e6
+  t.ok(seconds < 30, `${seconds.toFixed(1)} s of CPU time`)
+  t.equal(house.read().match(/^# remark/gm)?.length, 9990)
+})
+
+t.test('ten thousand entries that are all wrong are refused with the first of what is wrong', async (t) => {
+  const text = Array.from({ length: 10_000 }, () => '[[entry]]\nplugn = "x"\n\n').join('')
+  const error = await refusal(startFile(t, text))
+  t.match(
+    error,
+    /^PROGRAM_INVALID program\.toml:2:1: unknown key 'plugn' in the entry at line 1; did you mean 'plugin'\?\n/
+  )
+  t.ok(error.endsWith('and 29980 more'))
 })
