@@ -1,0 +1,738 @@
+import { setImmediate } from 'node:timers/promises'
+import { CodedError } from '../../kernel/index.ts'
+import type { Key, Reader, Store, Transaction } from '../store/types.ts'
+import { createCache } from './cache.ts'
+import {
+  type ChunksPart,
+  decodePostings,
+  decodeTerms,
+  decodeWords,
+  fromBase64,
+  type Part,
+  type Postings,
+  type Segment,
+  type TermBlock,
+  type TermsPart,
+  type WordBlock,
+  type WordsPart
+} from './segment.ts'
+import { mergeSegments, type MergeSource } from './merge.ts'
+import type { Analyser, Language } from './text.ts'
+
+/**
+ * An inverted index in the store: segments (`segment.ts`) and a head that lists them. Whatever is not in the head does
+ * not exist: adding, removing and dropping change the head within the caller's transaction, so they happen together
+ * with the caller's own records or not at all. Small segments are merged into larger ones beside searches
+ * ({@link TextIndex.maintain}); a search that meets a segment that has just gone begins again.
+ *
+ * An index is named by its owner, who never gives a name twice. Its chunks are known by their ordinals: numbers that
+ * grow and are never given twice either.
+ */
+export interface TextIndex {
+  /** Takes `count` ordinals. @returns the first */
+  reserve(tx: Transaction, index: string, count: number): Promise<number>
+  /**
+   * Makes the chunks of a segment searchable; they have the ordinals from `first` on. A large segment takes time to
+   * write: stage it before, in steps that let others through.
+   */
+  add(tx: Transaction, index: string, first: number, segment: Segment | StagedSegment): Promise<void>
+  /** Writes a segment without making it searchable. If it never is, {@link sweep} takes it away at the next start. */
+  stage(index: string, first: number, segment: Segment): Promise<StagedSegment>
+  /** Writes off what was staged, where it will not be added. */
+  discard(index: string, staged: StagedSegment): Promise<void>
+  /** Takes away `count` chunks from `first` on. @returns how many of them were there */
+  remove(tx: Transaction, index: string, first: number, count: number): Promise<number>
+  /** Takes away all. */
+  drop(tx: Transaction, index: string): Promise<void>
+  size(index: string, reader?: Reader): Promise<IndexSize>
+  /** The chunks that fit best, by BM25. An index that is not there has none. */
+  search(index: string, query: string, limit: number): Promise<Found>
+  /** As {@link search}, for a query that `plan` makes of what the index knows. */
+  find(index: string, plan: (view: IndexView) => Promise<readonly QueryGroup[]>, limit: number): Promise<Found>
+  /**
+   * Merges segments until there are few, and frees what they took. Call it after an `add` or `remove` has committed,
+   * and wait for it before stopping; one at a time works on an index. Searches and changes go on meanwhile.
+   */
+  maintain(index: string): Promise<void>
+  /** Frees what a process that was killed left behind. At start, before anything is staged. */
+  sweep(): Promise<void>
+}
+
+export interface IndexSize {
+  readonly chunks: number
+  /** Terms of all chunks. */
+  readonly length: number
+  readonly segments: number
+  readonly languages: readonly Language[]
+}
+
+export interface StagedSegment {
+  readonly id: string
+  readonly chunks: number
+  readonly length: number
+  readonly languages: Readonly<Record<string, number>>
+}
+
+export interface Found {
+  /** Best first; equal ones by ordinal. */
+  readonly hits: readonly Hit[]
+  /** Chunks with at least one term of the query. */
+  readonly total: number
+}
+
+export interface Hit {
+  readonly ordinal: number
+  /** From 0 to 1: see {@link toScore}. */
+  readonly score: number
+  /** The BM25 sum. */
+  readonly raw: number
+}
+
+/** A word of a query with the terms that answer it; of several, a chunk counts the first that it has. */
+export interface QueryGroup {
+  readonly weight: number
+  readonly variants: readonly { readonly term: string; readonly weight: number }[]
+}
+
+/** What an index knows at the moment of a search. */
+export interface IndexView {
+  readonly chunks: number
+  readonly languages: readonly Language[]
+  /** Every written word, in sorted blocks; a word may occur once in each segment. */
+  words(): AsyncIterable<WordBlock>
+}
+
+export interface TextIndexOptions {
+  readonly analyser: Analyser
+  /** Decoded postings, blocks and words that are kept, in bytes. */
+  readonly cacheBytes: number
+  /** How much repetition counts. */
+  readonly k1?: number
+  /** How much the length of a chunk counts. */
+  readonly b?: number
+  /** Monotonic milliseconds. */
+  readonly clock?: () => number
+}
+
+interface Head {
+  /** The next ordinal to be given. */
+  next: number
+  segments: SegmentEntry[]
+}
+
+interface SegmentEntry {
+  readonly id: string
+  /** Ordinals of the first chunk and behind the last one. */
+  readonly first: number
+  readonly end: number
+  readonly chunks: number
+  readonly languages: Readonly<Record<string, number>>
+  /** Of the chunks that are not dead. */
+  length: number
+  dead: number
+}
+
+/** A segment's chunks made ready for searches. */
+interface OpenSegment {
+  readonly lengths: Float64Array
+  readonly ordinals: Float64Array
+  readonly firstTerms: readonly string[]
+  readonly wordBlocks: number
+}
+
+interface SearchedSegment extends OpenSegment {
+  readonly entry: SegmentEntry
+  /** One bit a chunk. */
+  readonly dead: Uint8Array | undefined
+  /** Where its chunks begin among those of all segments. */
+  readonly base: number
+}
+
+const collection = 'rag-index'
+/** Segments that are written but not (or no longer) in a head. */
+const looseCollection = 'rag-loose'
+const headKey = 'head'
+
+/** Of one turn of the event loop. */
+const sliceMs = 5
+/** Of one transaction: characters of values. */
+const sliceUnits = 262_144
+/** Segments of about one size that are merged into one, and how much larger those of the next size are. */
+const mergeFactor = 8
+const smallestTier = 64
+const mostMerged = 32
+const mostTries = 16
+/** Of one word of a query. */
+export const mostVariants = 16
+/** Words of a query that are looked up; a longer query is a text, and its first words tell what it is about. */
+export const maxQueryWords = 256
+
+/** A segment that the head named was gone when it was read: another head has come. */
+class StaleSegment extends Error {}
+
+const nothing: Postings = { chunks: new Uint32Array(0), counts: new Uint32Array(0) }
+
+export function createTextIndex(store: Store, options: TextIndexOptions): TextIndex {
+  const { analyser, k1 = 1.2, b = 0.75, clock = () => performance.now() } = options
+  const cache = createCache<OpenSegment | TermBlock | WordBlock | Postings | Uint8Array>(options.cacheBytes)
+  /** Segments that this process is writing, by key. */
+  const staging = new Set<string>()
+  const maintained = new Map<string, Promise<void>>()
+  let spare = new Float64Array(0)
+
+  const readHead = async (reader: Reader, index: string): Promise<Head> =>
+    (await reader.get<Head>(collection, [index, headKey]))?.value ?? { next: 0, segments: [] }
+
+  const readPart = async <T>(index: string, id: string, kind: Part['kind'] | 'dead', number: number): Promise<T> => {
+    const found = await store.get<T>(collection, [index, id, kind, number])
+    if (found === undefined) throw new StaleSegment()
+    return found.value
+  }
+
+  const openSegment = async (index: string, { id, first }: SegmentEntry): Promise<OpenSegment> => {
+    const key = `s\0${index}\0${id}`
+    const cached = cache.get(key)
+    if (cached !== undefined) return cached as OpenSegment
+    const part = await readPart<ChunksPart>(index, id, 'chunks', 0)
+    const open: OpenSegment = {
+      lengths: fromBase64(part.lengths, false),
+      ordinals: fromBase64(part.ordinals, true).map((distance) => first + distance),
+      firstTerms: part.firstTerms,
+      wordBlocks: part.wordBlocks
+    }
+    return cache.set(key, open, open.lengths.length * 16 + open.firstTerms.length * 48 + 256) as OpenSegment
+  }
+
+  /** Which chunks are gone. The number of them tells one state from the next. */
+  const openDead = async (index: string, entry: SegmentEntry): Promise<Uint8Array | undefined> => {
+    if (entry.dead === 0) return undefined
+    const key = `d\0${index}\0${entry.id}\0${entry.dead}`
+    const cached = cache.get(key)
+    if (cached !== undefined) return cached as Uint8Array
+    const bits = Buffer.from(await readPart<string>(index, entry.id, 'dead', 0), 'base64')
+    return cache.set(key, bits, bits.length + 256) as Uint8Array
+  }
+
+  const openTerms = async (index: string, id: string, number: number): Promise<TermBlock> => {
+    const key = `t\0${index}\0${id}\0${number}`
+    const cached = cache.get(key)
+    if (cached !== undefined) return cached as TermBlock
+    const block = decodeTerms(await readPart<TermsPart>(index, id, 'terms', number))
+    return cache.set(key, block, block.bytes.length + block.terms.length * 40 + 256) as TermBlock
+  }
+
+  const openWords = async (index: string, id: string, number: number): Promise<WordBlock> => {
+    const key = `w\0${index}\0${id}\0${number}`
+    const cached = cache.get(key)
+    if (cached !== undefined) return cached as WordBlock
+    const block = decodeWords(await readPart<WordsPart>(index, id, 'words', number))
+    return cache.set(key, block, block.words.length * 96 + 256) as WordBlock
+  }
+
+  const openPostings = async (index: string, segment: SearchedSegment, term: string): Promise<Postings> => {
+    const number = blockOf(segment.firstTerms, term)
+    if (number < 0) return nothing
+    const block = await openTerms(index, segment.entry.id, number)
+    const at = placeOf(block.terms, term)
+    if (at < 0) return nothing
+    return decodePostings(block, at)
+  }
+
+  /** At hand when it was asked for before, which is worth a walk without promises. */
+  const postingsOf = (index: string, segment: SearchedSegment, term: string): Postings | Promise<Postings> => {
+    const key = `p\0${index}\0${segment.entry.id}\0${term}`
+    const cached = cache.get(key)
+    if (cached !== undefined) return cached as Postings
+    return openPostings(index, segment, term).then(
+      (postings) => cache.set(key, postings, postings.chunks.length * 8 + 128 + key.length) as Postings
+    )
+  }
+
+  const openAll = async (index: string, head: Head): Promise<readonly SearchedSegment[]> => {
+    const segments: SearchedSegment[] = []
+    let base = 0
+    for (const entry of head.segments) {
+      const open = await openSegment(index, entry)
+      segments.push({ ...open, entry, dead: await openDead(index, entry), base })
+      base += entry.chunks
+    }
+    return segments
+  }
+
+  /** Runs `work` again with the next head when a segment went away under it. */
+  const whileThere = async <R>(index: string, work: (head: Head) => Promise<R>): Promise<R> => {
+    for (let tries = 1; ; tries++) {
+      try {
+        return await work(await readHead(store, index))
+      } catch (error) {
+        if (!(error instanceof StaleSegment)) throw error
+        if (tries === mostTries) throw damaged(index)
+      }
+    }
+  }
+
+  const breather = () => {
+    let since = clock()
+    return async () => {
+      if (clock() - since < sliceMs) return
+      await setImmediate()
+      since = clock()
+    }
+  }
+
+  const find: TextIndex['find'] = (index, plan, limit) =>
+    whileThere(index, async (head) => {
+      const chunks = liveChunks(head)
+      if (chunks === 0) return { hits: [], total: 0 }
+      const breathe = breather()
+      const segments = await openAll(index, head)
+      const groups = await plan({
+        chunks,
+        languages: languagesOf(head),
+        async *words() {
+          for (const { entry, wordBlocks } of segments) {
+            for (let number = 0; number < wordBlocks; number++) {
+              yield openWords(index, entry.id, number)
+              await breathe()
+            }
+          }
+        }
+      })
+      const slots = segments.reduce((sum, segment) => sum + segment.entry.chunks, 0)
+      const scores = spare.length >= slots ? spare : new Float64Array(slots + (slots >> 2))
+      spare = new Float64Array(0)
+      const touched: number[] = []
+      // Which variant of which group a chunk has counted last.
+      const taken = groups.some(({ variants }) => variants.length > 1) ? new Uint32Array(slots) : undefined
+      try {
+        const perLength = (k1 * b * chunks) / Math.max(1, totalLength(head))
+        let best = 0
+        for (const [number, group] of groups.entries()) {
+          const lists: (readonly [SearchedSegment, Postings, number, number])[] = []
+          let frequency = 0
+          for (const [rank, { term, weight }] of group.variants.slice(0, mostVariants).entries()) {
+            for (const segment of segments) {
+              const found = postingsOf(index, segment, term)
+              const postings = found instanceof Promise ? await found : found
+              if (postings.chunks.length === 0) continue
+              lists.push([segment, postings, weight, rank])
+              frequency += liveIn(postings, segment.dead)
+            }
+          }
+          const idf = inverseFrequency(chunks, Math.min(frequency, chunks)) * group.weight
+          best += idf
+          for (const [segment, postings, weight, rank] of lists) {
+            const factor = idf * weight * (k1 + 1)
+            const { dead, base, lengths } = segment
+            for (let at = 0; at < postings.chunks.length; at++) {
+              const chunk = postings.chunks[at]!
+              if (dead !== undefined && (dead[chunk >> 3]! & (1 << (chunk & 7))) !== 0) continue
+              const slot = base + chunk
+              if (taken !== undefined) {
+                if (taken[slot]! > number * mostVariants && taken[slot] !== number * mostVariants + rank + 1) continue
+                taken[slot] = number * mostVariants + rank + 1
+              }
+              const count = postings.counts[at]!
+              if (scores[slot] === 0) touched.push(slot)
+              scores[slot]! += (factor * count) / (count + k1 * (1 - b) + perLength * lengths[chunk]!)
+            }
+          }
+          await breathe()
+        }
+        const hits = bestOf(touched, scores, limit).map((slot): Hit => {
+          const segment = segments[lastAtOrBelow(segments, slot)]!
+          const raw = scores[slot]!
+          return { ordinal: segment.ordinals[slot - segment.base]!, raw, score: toScore(raw, best) }
+        })
+        return { hits, total: touched.length }
+      } finally {
+        for (const slot of touched) scores[slot] = 0
+        spare = scores
+      }
+    })
+
+  const writeParts = async (index: string, id: string, parts: readonly Part[]): Promise<void> => {
+    for (let at = 0; at < parts.length; ) {
+      const slice: Part[] = []
+      let units = 0
+      while (at < parts.length && (slice.length === 0 || units < sliceUnits)) {
+        const part = parts[at++]!
+        slice.push(part)
+        units += unitsOf(part)
+      }
+      await store.atomically((tx) => putParts(tx, index, id, slice))
+      await setImmediate()
+    }
+  }
+
+  /** Takes away the parts of a segment that no head names, then what told of it. */
+  const free = async (index: string, id: string): Promise<void> => {
+    for (;;) {
+      const keys: Key[] = []
+      for await (const [key] of store.range(collection, [index, id], { limit: 64 })) keys.push(key)
+      if (keys.length === 0) break
+      await store.atomically((tx) => {
+        for (const key of keys) tx.remove(collection, key)
+      })
+      await setImmediate()
+    }
+    await store.atomically((tx) => tx.remove(looseCollection, [index, id]))
+  }
+
+  const freeLoose = async (prefix: Key): Promise<void> => {
+    const loose: Key[] = []
+    for await (const [key] of store.range(looseCollection, prefix)) loose.push(key)
+    for (const [index, id] of loose as [string, string][]) {
+      if (!staging.has(`${index}\0${id}`)) await free(index, id)
+    }
+  }
+
+  const merge = async (index: string, entries: readonly SegmentEntry[]): Promise<void> => {
+    const sources: MergeSource[] = []
+    for (const entry of entries) {
+      const { lengths, ordinals, firstTerms, wordBlocks } = await openSegment(index, entry)
+      const dead = await openDead(index, entry)
+      sources.push({
+        lengths,
+        ordinals,
+        dead,
+        termBlocks: firstTerms.length,
+        wordBlocks,
+        terms: async (number) => decodeTerms(await readPart<TermsPart>(index, entry.id, 'terms', number)),
+        words: async (number) => decodeWords(await readPart<WordsPart>(index, entry.id, 'words', number))
+      })
+    }
+    const first = Math.min(...entries.map((entry) => entry.first))
+    const end = Math.max(...entries.map((entry) => entry.end))
+    const id = `${first}-${1 + Math.max(...entries.map((entry) => Number(entry.id.split('-')[1])))}`
+    const mark = `${index}\0${id}`
+    staging.add(mark)
+    try {
+      // An attempt that failed may have left something.
+      if ((await store.get(looseCollection, [index, id])) !== undefined) await free(index, id)
+      await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
+      const waiting: Part[] = []
+      let units = 0
+      const write = async () => {
+        await writeParts(index, id, waiting.splice(0))
+        units = 0
+      }
+      const merged = await mergeSegments(sources, first, breather(), async (part) => {
+        waiting.push(part)
+        units += unitsOf(part)
+        if (units >= sliceUnits) await write()
+      })
+      await write()
+      await store.atomically(async (tx) => {
+        const head = await readHead(tx, index)
+        const now = entries.map((entry) => head.segments.find((one) => one.id === entry.id))
+        if (now.some((entry) => entry === undefined)) return
+        const length = now.reduce((sum, entry) => sum + entry!.length, 0)
+        const left = head.segments.filter((one) => !now.includes(one))
+        // What died while the merge went on dies in its result too.
+        const died: number[] = []
+        for (const [at, entry] of now.entries()) {
+          if (entry!.dead === entries[at]!.dead) continue
+          const bits = Buffer.from((await tx.get<string>(collection, [index, entry!.id, 'dead', 0]))!.value, 'base64')
+          merged.places[at]!.forEach((place, chunk) => {
+            if (place >= 0 && hasBit(bits, chunk)) died.push(place)
+          })
+        }
+        if (died.length > 0) tx.put(collection, [index, id, 'dead', 0], bitsOf(merged.chunks, died).toString('base64'))
+        const languages: Record<string, number> = {}
+        for (const entry of entries) {
+          for (const [language, count] of Object.entries(entry.languages)) {
+            languages[language] = (languages[language] ?? 0) + count
+          }
+        }
+        if (merged.chunks > died.length) {
+          left.push({ id, first, end, chunks: merged.chunks, languages, length, dead: died.length })
+        }
+        head.segments = left
+        tx.put(collection, [index, headKey], head)
+        if (merged.chunks > died.length) tx.remove(looseCollection, [index, id])
+        for (const entry of entries) tx.put(looseCollection, [index, entry.id], true)
+      })
+    } finally {
+      staging.delete(mark)
+    }
+  }
+
+  const work = async (index: string): Promise<void> => {
+    for (;;) {
+      const head = await readHead(store, index)
+      for (const { id } of head.segments) staging.delete(`${index}\0${id}`)
+      const entries = mergeable(head.segments)
+      if (entries !== undefined) await merge(index, entries)
+      await freeLoose([index])
+      if (entries === undefined) return
+    }
+  }
+
+  const add: TextIndex['add'] = async (tx, index, first, segment) => {
+    const head = await readHead(tx, index)
+    const id = `${first}-0`
+    if ('parts' in segment) putParts(tx, index, id, segment.parts)
+    else tx.remove(looseCollection, [index, id])
+    head.segments.push({
+      id,
+      first,
+      end: first + segment.chunks,
+      chunks: segment.chunks,
+      languages: segment.languages,
+      length: segment.length,
+      dead: 0
+    })
+    tx.put(collection, [index, headKey], head)
+  }
+
+  return {
+    async reserve(tx, index, count) {
+      const head = await readHead(tx, index)
+      const first = head.next
+      head.next += count
+      tx.put(collection, [index, headKey], head)
+      return first
+    },
+
+    add,
+
+    async stage(index, first, segment) {
+      const id = `${first}-0`
+      const mark = `${index}\0${id}`
+      staging.add(mark)
+      try {
+        await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
+        await writeParts(index, id, segment.parts)
+      } catch (error) {
+        staging.delete(mark)
+        throw error
+      }
+      const { chunks, length, languages } = segment
+      return { id, chunks, length, languages }
+    },
+
+    async discard(index, staged) {
+      staging.delete(`${index}\0${staged.id}`)
+      await free(index, staged.id)
+    },
+
+    async remove(tx, index, first, count) {
+      const head = await readHead(tx, index)
+      let removed = 0
+      for (const entry of [...head.segments]) {
+        if (entry.first >= first + count || entry.end <= first) continue
+        const { ordinals, lengths } = await openSegment(index, entry)
+        const stored = (await tx.get<string>(collection, [index, entry.id, 'dead', 0]))?.value
+        const bits = stored === undefined ? bitsOf(entry.chunks, []) : Buffer.from(stored, 'base64')
+        const before = removed
+        for (let at = lowerBound(ordinals, first); at < ordinals.length && ordinals[at]! < first + count; at++) {
+          if (hasBit(bits, at)) continue
+          bits[at >> 3]! |= 1 << (at & 7)
+          entry.dead += 1
+          entry.length -= lengths[at]!
+          removed += 1
+        }
+        if (removed === before) continue
+        if (entry.dead < entry.chunks) tx.put(collection, [index, entry.id, 'dead', 0], bits.toString('base64'))
+        else {
+          head.segments.splice(head.segments.indexOf(entry), 1)
+          tx.put(looseCollection, [index, entry.id], true)
+        }
+      }
+      if (removed > 0) tx.put(collection, [index, headKey], head)
+      return removed
+    },
+
+    async drop(tx, index) {
+      const head = await readHead(tx, index)
+      tx.remove(collection, [index, headKey])
+      for (const { id } of head.segments) tx.put(looseCollection, [index, id], true)
+    },
+
+    async size(index, reader = store) {
+      const head = await readHead(reader, index)
+      return {
+        chunks: liveChunks(head),
+        length: totalLength(head),
+        segments: head.segments.length,
+        languages: languagesOf(head)
+      }
+    },
+
+    find,
+
+    search: (index, query, limit) =>
+      find(
+        index,
+        async (view) =>
+          analyser.analyseQuery(query, view.languages, maxQueryWords).map(({ weight, terms }) => ({
+            weight,
+            variants: terms.map((term) => ({ term, weight: 1 }))
+          })),
+        limit
+      ),
+
+    maintain(index) {
+      const before = maintained.get(index) ?? Promise.resolve()
+      const run = before
+        .catch(() => {}) // told to the one who asked for it
+        .then(() => work(index))
+        .finally(() => {
+          if (maintained.get(index) === run) maintained.delete(index)
+        })
+      maintained.set(index, run)
+      return run
+    },
+
+    sweep: () => freeLoose([])
+  }
+}
+
+/**
+ * A BM25 sum on the scale of all strategies: `1 − 4^(−raw ÷ best)`, where `best` is the sum of the weights of the query's
+ * words. A chunk of average length that has every word once gets 0.75, one that has half of them (by weight) 0.5; a word
+ * that no chunk has lowers the score of all. It never quite reaches 1, and it keeps the order.
+ */
+export function toScore(raw: number, best: number): number {
+  return best <= 0 ? 0 : 1 - 4 ** (-raw / best)
+}
+
+/** `ln(1 + (N − n + ½) ÷ (n + ½))`. */
+export function inverseFrequency(chunks: number, frequency: number): number {
+  return Math.log(1 + (chunks - frequency + 0.5) / (frequency + 0.5))
+}
+
+function liveChunks(head: Head): number {
+  return head.segments.reduce((sum, entry) => sum + entry.chunks - entry.dead, 0)
+}
+
+function totalLength(head: Head): number {
+  return head.segments.reduce((sum, entry) => sum + entry.length, 0)
+}
+
+/** Those of the most chunks first; a query is read in few of them. */
+function languagesOf(head: Head): readonly Language[] {
+  const counts = new Map<string, number>()
+  for (const { languages } of head.segments) {
+    for (const [language, count] of Object.entries(languages)) {
+      counts.set(language, (counts.get(language) ?? 0) + count)
+    }
+  }
+  return [...counts]
+    .sort(([, a], [, b]) => b - a)
+    .slice(0, 6)
+    .map(([language]) => language as Language)
+}
+
+/** Segments of about one size once there are enough of them, or one of which too much is dead. */
+function mergeable(segments: readonly SegmentEntry[]): readonly SegmentEntry[] | undefined {
+  const tiers = new Map<number, SegmentEntry[]>()
+  for (const entry of segments) {
+    if (entry.dead * 4 > entry.chunks) return [entry]
+    const size = Math.max(smallestTier, entry.chunks - entry.dead)
+    const tier = Math.floor(Math.log(size / smallestTier) / Math.log(mergeFactor))
+    tiers.set(tier, [...(tiers.get(tier) ?? []), entry])
+  }
+  for (const [, entries] of [...tiers].sort(([a], [b]) => a - b)) {
+    if (entries.length >= mergeFactor) return entries.sort((a, b) => a.first - b.first).slice(0, mostMerged)
+  }
+  return undefined
+}
+
+function putParts(tx: Transaction, index: string, id: string, parts: readonly Part[]): void {
+  for (const { kind, number, value } of parts) tx.put(collection, [index, id, kind, number], value)
+}
+
+function unitsOf({ value }: Part): number {
+  if ('postings' in value) return value.postings.length + value.terms.length
+  if ('words' in value) return value.words.length + value.terms.length + value.counts.length * 3
+  return value.lengths.length + value.ordinals.length + value.firstTerms.length * 12
+}
+
+function hasBit(bits: Uint8Array, at: number): boolean {
+  return (bits[at >> 3]! & (1 << (at & 7))) !== 0
+}
+
+function bitsOf(size: number, set: readonly number[]): Buffer {
+  const bits = Buffer.alloc((size + 7) >> 3)
+  for (const at of set) bits[at >> 3]! |= 1 << (at & 7)
+  return bits
+}
+
+function liveIn(postings: Postings, dead: Uint8Array | undefined): number {
+  if (dead === undefined) return postings.chunks.length
+  let live = 0
+  for (const chunk of postings.chunks) if (!hasBit(dead, chunk)) live += 1
+  return live
+}
+
+/** The block in which a term would stand: the last one that does not begin behind it. */
+function blockOf(firstTerms: readonly string[], term: string): number {
+  let low = 0
+  let high = firstTerms.length
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (firstTerms[middle]! <= term) low = middle + 1
+    else high = middle
+  }
+  return low - 1
+}
+
+function placeOf(terms: readonly string[], term: string): number {
+  const at = blockOf(terms, term)
+  return at >= 0 && terms[at] === term ? at : -1
+}
+
+function lowerBound(sorted: Float64Array, value: number): number {
+  let low = 0
+  let high = sorted.length
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (sorted[middle]! < value) low = middle + 1
+    else high = middle
+  }
+  return low
+}
+
+function lastAtOrBelow(segments: readonly SearchedSegment[], slot: number): number {
+  let at = segments.length - 1
+  while (segments[at]!.base > slot) at -= 1
+  return at
+}
+
+/** The `limit` slots with the highest scores, best first: a heap whose root is the worst that is kept. */
+function bestOf(touched: readonly number[], scores: Float64Array, limit: number): number[] {
+  if (limit <= 0) return []
+  const worse = (a: number, b: number) => scores[a]! < scores[b]! || (scores[a] === scores[b] && a > b)
+  const heap: number[] = []
+  const sink = (from: number) => {
+    let at = from
+    for (;;) {
+      let child = at * 2 + 1
+      if (child >= heap.length) return
+      if (child + 1 < heap.length && worse(heap[child + 1]!, heap[child]!)) child += 1
+      if (!worse(heap[child]!, heap[at]!)) return
+      const kept = heap[at]!
+      heap[at] = heap[child]!
+      heap[child] = kept
+      at = child
+    }
+  }
+  for (const slot of touched) {
+    if (heap.length < limit) {
+      heap.push(slot)
+      if (heap.length === limit) for (let at = limit >> 1; at >= 0; at--) sink(at)
+    } else if (worse(heap[0]!, slot)) {
+      heap[0] = slot
+      sink(0)
+    }
+  }
+  return heap.sort((a, b) => (worse(a, b) ? 1 : -1))
+}
+
+function damaged(index: string): CodedError {
+  return new CodedError('RAG_INDEX_DAMAGED', `the text index '${index}' names a segment that is not in the store`, {
+    detail: { index }
+  })
+}

@@ -1,0 +1,158 @@
+import {
+  chunksPart,
+  createTermWriter,
+  createWordWriter,
+  decodePostings,
+  type Part,
+  type TermBlock,
+  type WordBlock
+} from './segment.ts'
+
+/** A segment to be merged. */
+export interface MergeSource {
+  readonly lengths: Float64Array
+  readonly ordinals: Float64Array
+  readonly dead: Uint8Array | undefined
+  readonly termBlocks: number
+  readonly wordBlocks: number
+  terms(number: number): Promise<TermBlock>
+  words(number: number): Promise<WordBlock>
+}
+
+export interface Merged {
+  readonly chunks: number
+  /** Of each source, where each of its chunks is now; -1 for those that are gone. */
+  readonly places: readonly Int32Array[]
+}
+
+/**
+ * Writes one segment of several, in the order of their ordinals, without what is dead.
+ * @param first the ordinal from which those of the new segment count
+ * @param breathe awaited between blocks
+ */
+export async function mergeSegments(
+  sources: readonly MergeSource[],
+  first: number,
+  breathe: () => Promise<void>,
+  give: (part: Part) => Promise<void>
+): Promise<Merged> {
+  const live: { source: number; chunk: number; ordinal: number; length: number }[] = []
+  for (const [source, { dead, lengths, ordinals }] of sources.entries()) {
+    for (let chunk = 0; chunk < lengths.length; chunk++) {
+      if (dead !== undefined && (dead[chunk >> 3]! & (1 << (chunk & 7))) !== 0) continue
+      live.push({ source, chunk, ordinal: ordinals[chunk]! - first, length: lengths[chunk]! })
+    }
+  }
+  live.sort((a, b) => a.ordinal - b.ordinal)
+  const places = sources.map(({ lengths }) => new Int32Array(lengths.length).fill(-1))
+  live.forEach(({ source, chunk }, place) => (places[source]![chunk] = place))
+
+  const parts: Part[] = []
+  const flush = async () => {
+    for (const part of parts.splice(0)) await give(part)
+    await breathe()
+  }
+
+  const terms = createTermWriter((part) => parts.push(part))
+  const gone = new Set<string>()
+  const termCursors = sources.map((source) => cursorOver(source.termBlocks, source.terms, (block) => block.terms))
+  await inOrder(termCursors, (term, from) => {
+    const postings: (readonly [place: number, count: number])[] = []
+    for (const at of from) {
+      const { block, place } = termCursors[at]!
+      const { chunks, counts } = decodePostings(block!, place)
+      for (let i = 0; i < chunks.length; i++) {
+        const now = places[at]![chunks[i]!]!
+        if (now >= 0) postings.push([now, counts[i]!])
+      }
+    }
+    if (postings.length === 0) gone.add(term)
+    else terms.add(term, (from.length > 1 ? postings.sort(([a], [b]) => a - b) : postings).flat())
+    return parts.length > 0 ? flush() : undefined
+  })
+  const firstTerms = terms.end()
+  await flush()
+
+  const words = createWordWriter((part) => parts.push(part))
+  const wordCursors = sources.map((source) =>
+    cursorOver(source.wordBlocks, source.words, (block) => block.words.map((word, at) => `${word} ${block.terms[at]!}`))
+  )
+  await inOrder(wordCursors, (entry, from) => {
+    if (!gone.has(entry.slice(entry.indexOf(' ') + 1))) {
+      words.add(
+        entry,
+        from.reduce((sum, at) => sum + wordCursors[at]!.block!.counts[wordCursors[at]!.place]!, 0)
+      )
+    }
+    return parts.length > 0 ? flush() : undefined
+  })
+  const wordBlocks = words.end()
+  parts.push(
+    chunksPart(
+      live.map((one) => one.length),
+      live.map((one) => one.ordinal),
+      firstTerms,
+      wordBlocks
+    )
+  )
+  await flush()
+  return { chunks: live.length, places }
+}
+
+/** A place in the sorted entries of a source. */
+interface Cursor<B> {
+  block: B | undefined
+  place: number
+  /** The entry at hand; `undefined` behind the last one. */
+  entry: string | undefined
+  /** A promise only when another block has to be read. */
+  advance(): Promise<void> | undefined
+}
+
+function cursorOver<B>(
+  blocks: number,
+  read: (number: number) => Promise<B>,
+  entriesOf: (block: B) => readonly string[]
+): Cursor<B> {
+  let next = 0
+  let entries: readonly string[] = []
+  const readNext = async () => {
+    cursor.block = await read(next++)
+    entries = entriesOf(cursor.block)
+    cursor.place = 0
+    cursor.entry = entries[0]
+  }
+  const cursor: Cursor<B> = {
+    block: undefined,
+    place: -1,
+    entry: undefined,
+    advance() {
+      cursor.place += 1
+      if (cursor.place >= entries.length && next < blocks) return readNext()
+      cursor.entry = entries[cursor.place]
+      return undefined
+    }
+  }
+  return cursor
+}
+
+/** Calls back for every entry once, in order, with the numbers of the cursors that stand on it. */
+async function inOrder<B>(
+  cursors: readonly Cursor<B>[],
+  take: (entry: string, from: readonly number[]) => Promise<void> | undefined
+): Promise<void> {
+  for (const cursor of cursors) await cursor.advance()
+  for (;;) {
+    let least: string | undefined
+    for (const { entry } of cursors) if (entry !== undefined && (least === undefined || entry < least)) least = entry
+    if (least === undefined) return
+    const from: number[] = []
+    for (const [at, { entry }] of cursors.entries()) if (entry === least) from.push(at)
+    const taken = take(least, from)
+    if (taken !== undefined) await taken
+    for (const at of from) {
+      const read = cursors[at]!.advance()
+      if (read !== undefined) await read
+    }
+  }
+}
