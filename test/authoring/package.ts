@@ -48,9 +48,15 @@ export interface Ended {
 
 /** Runs Node.js in a folder as a user would. */
 export function runNode(folder: string, args: readonly string[]): Promise<Ended> {
-  // What tap tells its own processes is not meant for this one.
-  const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !/^(TAP|NODE_|_TAP)/.test(name)))
-  const child = spawn(process.execPath, args, { cwd: folder, env, stdio: ['ignore', 'pipe', 'pipe'] })
+  // `env -i` takes out what tap puts into every child of its own: its loader is not meant for this one.
+  const kept = ['PATH', 'HOME', 'TMPDIR'].flatMap((name) => {
+    const value = process.env[name]
+    return value === undefined ? [] : [`${name}=${value}`]
+  })
+  const child = spawn('env', ['-i', ...kept, process.execPath, ...args], {
+    cwd: folder,
+    stdio: ['ignore', 'pipe', 'pipe']
+  })
   let output = ''
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk: Buffer) => (output += chunk.toString()))
   return new Promise((resolve) => child.on('close', (code) => resolve({ code, output })))
