@@ -234,12 +234,18 @@ function recordFiles(files: Map<string, Stamp>): BundlerPlugin {
 
 function toBuildError(error: unknown, plugin: string, folder: string): CodedError {
   const failures = (error as Partial<BuildFailure>).errors ?? []
-  const faults = failures.map(({ text, location }) => ({
-    file: location === null ? '' : resolve(folder, location.file),
-    line: location?.line ?? 0,
-    column: (location?.column ?? 0) + 1,
-    message: text.replace(/"host:([^"?]+)[^"]*"/, "'$1'")
-  }))
+  const faults = failures.map(({ text, location }) => {
+    const nothing = /^No matching export in "(.*)" for import "default"$/.exec(text)?.[1]
+    if (nothing !== undefined && location?.file === stdin) {
+      return { file: resolve(folder, nothing), line: 1, column: 1, message: 'there is no default export' }
+    }
+    return {
+      file: location === null ? '' : resolve(folder, location.file),
+      line: location?.line ?? 0,
+      column: (location?.column ?? 0) + 1,
+      message: text.replace(/"host:([^"?]+)[^"]*"/, "'$1'")
+    }
+  })
   if (faults.some(({ file, message }) => file === resolve(folder, stdin) && message.startsWith('Could not resolve'))) {
     const message = `plugin '${plugin}' was not found from ${folder}`
     return new CodedError('PLUGIN_NOT_FOUND', message, { cause: error, detail: { plugin, folder } })

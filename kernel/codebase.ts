@@ -1,4 +1,5 @@
 import type { CodeLoader } from './code.ts'
+import type { Logger } from './log.ts'
 import type { Plugin } from './plugin.ts'
 import type { Stamp } from './watch.ts'
 
@@ -8,7 +9,7 @@ import type { Stamp } from './watch.ts'
  */
 export class Codebase {
   readonly #loader: CodeLoader
-  /** A plugin has been loaded, or tried to: its files may be others now. */
+  readonly #log: Logger
   readonly #onLoad: () => void
   readonly #plugins = new Map<string, Plugin>()
   readonly #loading = new Map<string, Promise<Plugin>>()
@@ -16,14 +17,21 @@ export class Codebase {
   readonly #refusals = new Map<string, unknown>()
   readonly #known = new Set<string>()
 
-  constructor(loader: CodeLoader, onLoad: () => void) {
-    this.#loader = loader
-    this.#onLoad = onLoad
+  /** @param options.onLoad a plugin has been loaded, or tried to: its files may be others now */
+  constructor(options: { readonly loader: CodeLoader; readonly log: Logger; readonly onLoad: () => void }) {
+    this.#loader = options.loader
+    this.#log = options.log
+    this.#onLoad = options.onLoad
   }
 
   /** The plugin as it runs; `undefined` when it was not loaded yet, or could not be. */
   get(label: string): Plugin | undefined {
     return this.#plugins.get(label)
+  }
+
+  /** Whether it was asked for, and may so be known not to load. */
+  has(label: string): boolean {
+    return this.#known.has(label)
   }
 
   /** @throws CodedError as {@link CodeLoader}; the next call tries again */
@@ -56,9 +64,10 @@ export class Codebase {
     this.#refusals.delete(label)
   }
 
-  /** The newest code will not do; what was there stays. */
-  refuse(label: string, reason: unknown): void {
-    this.#refusals.set(label, reason)
+  /** The newest code will not do: what was there stays, and why is told. */
+  refuse(label: string, error: unknown): void {
+    this.#refusals.set(label, error)
+    this.#log.error('new code was refused', { plugin: label, error })
   }
 
   refusalOf(label: string): unknown {

@@ -93,6 +93,8 @@ export type Renamed = readonly (readonly [old: string, next: string])[]
  */
 export interface KernelControl {
   fibers(): readonly FiberStatus[]
+  /** Why what the program file says is not what runs, since it was last looked at; `null` when it is. */
+  fileError(): string | null
   /** Whether everything that can start has started. */
   isReady(): boolean
   /** The applied entries, in the order of the file, and what the file asks for beyond them. */
@@ -144,7 +146,17 @@ export interface EventsService {
   counts(): ReturnType<EventBus['counts']>
 }
 
+/** Plugins whose code was swapped since their files have changed. */
+export interface CodeReloaded {
+  readonly plugins: readonly { readonly plugin: string; readonly entries: readonly string[] }[]
+  /** Absolute paths of what has changed. */
+  readonly files: readonly string[]
+}
+
 declare module './plugin.ts' {
+  interface Events {
+    'kernel/code-reloaded': [reloaded: CodeReloaded]
+  }
   interface Services {
     /** Provided by the kernel itself. */
     kernel: KernelControl

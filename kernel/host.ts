@@ -1,6 +1,9 @@
 import { isDeepStrictEqual } from 'node:util'
+import { resolve } from 'node:path'
 import { type Change, changedFiles, edited, entryOf, etagOf, isAsRead, moving, removal } from './change.ts'
 import type { CodeLoader } from './code.ts'
+import { Codebase } from './codebase.ts'
+import { swapCode } from './code-swap.ts'
 import { readProgram, type Source, sourceOf } from './compose.ts'
 import type {
   AppliedStep,
@@ -9,6 +12,7 @@ import type {
   EntryInput,
   EntryPatch,
   EventsService,
+  FiberStatus,
   KernelControl,
   Renamed
 } from './control.ts'
@@ -33,6 +37,7 @@ import {
 import { type Issue, renderIssues } from './schema.ts'
 import { maskSecrets, unmaskSecrets } from './secrets.ts'
 import { enabledIds, isStructure, parentOf, type Scope, scopeOf } from './tree.ts'
+import { type FileWatcher, stampOf, watchFiles } from './watch.ts'
 
 export interface HostOptions {
   /** Path of the program file, or the program itself as data; then nothing is written anywhere. */
@@ -42,6 +47,8 @@ export interface HostOptions {
   /** Config keys that win over the file, by plugin label: what the command line and the environment say. */
   readonly overrides?: Readonly<Record<string, Readonly<Record<string, unknown>>>>
   readonly log: Logger
+  /** Follows the program file and the files of plugins; they are looked at `settleMs` after the first event. */
+  readonly watch?: { readonly settleMs: number }
 }
 
 /** How long an answer waits for what its change set in motion elsewhere, and a listing for a change under way. */
@@ -58,6 +65,8 @@ interface Prepared {
 
 /** Plugins loaded for one change: one that many entries name is loaded once. */
 type Pass = Map<string, Promise<Plugin>>
+
+const none: ReadonlyMap<string, Plugin> = new Map()
 
 /** A step that was taken, and what ran before it. */
 interface Taken {
@@ -102,8 +111,12 @@ export class ProgramHost {
   #ready = false
   /** One change at a time; the next waits for the end of this, however it ends. */
   #turn: Promise<unknown> = Promise.resolve()
-  /** Plugins by label, as last loaded: what the plan has to know of their manifests. */
-  readonly #plugins = new Map<string, Plugin>()
+  readonly #code: Codebase
+  #watcher: FileWatcher | undefined
+  /** The files of the program as they were last read, by their absolute paths. */
+  #texts: ReadonlyMap<string, string> = new Map()
+  /** Why what the program file says is not what runs. */
+  #fileError: unknown
   /** Names of the realms that entries have of their own; they move with the entry. */
   readonly #privateRealms = new Map<string, string>()
   #privateRealmCount = 0
@@ -116,6 +129,7 @@ export class ProgramHost {
     this.#file = typeof options.program === 'string' ? options.program : undefined
     this.#files = this.#file === undefined ? [] : [this.#file]
     this.kernel = new Kernel({ log: options.log })
+    this.#code = new Codebase({ loader: options.loader, log: options.log, onLoad: () => this.#follow() })
     const events: EventsService = { counts: () => this.kernel.events.counts() }
     this.#direct = new Map([['events_service', { type: 'cordis::events::EventsService', make: () => events }]])
   }
@@ -142,11 +156,16 @@ export class ProgramHost {
     this.#current = program
     this.#ready = true
     kernel.onSelfDisposed((id) => this.#rememberDisposed(id))
+    this.#watch()
     kernel.events.emit('kernel/started')
   }
 
-  stop(timeoutMs?: number): Promise<void> {
-    return this.kernel.stop(timeoutMs)
+  async stop(timeoutMs?: number): Promise<void> {
+    const watcher = this.#watcher
+    this.#watcher = undefined
+    const closed = watcher?.close()
+    await this.kernel.stop(timeoutMs)
+    await closed
   }
 
   get program(): Program {
@@ -166,9 +185,12 @@ export class ProgramHost {
     try {
       const source = await readProgram(file)
       this.#files = source.files.map(({ parsed }) => parsed.file)
+      this.#texts = new Map(source.files.map(({ parsed }) => [resolve(parsed.file), parsed.text]))
+      this.#follow()
       if (source.program.entries.length > 0 || (this.#current?.entries.length ?? 0) === 0) return source
     } catch (error) {
       if (isCoded(error)) this.#files = (error.detail?.['paths'] as readonly string[] | undefined) ?? this.#files
+      this.#follow()
       throw error
     }
     // Half of a save, most likely; at worst somebody else's mistake.
@@ -202,7 +224,7 @@ export class ProgramHost {
     const { env, overrides } = this.#options
     const plugin = await this.#load(entry.plugin, pass)
     const config = { ...resolveConfig(entry.config, env, plugin.config), ...overrides?.[entry.plugin] }
-    const scope = this.#scope(entry, entries, renamed)
+    const scope = this.#scope(entry, entries, renamed, plugin)
     const old = renamed.find(([, next]) => next === entry.id)?.[0] ?? entry.id
     const present = this.kernel.fiber(old)?.target
     // Equal scopes stay the same object: that is how a fiber sees that only its config has changed.
@@ -212,17 +234,15 @@ export class ProgramHost {
     return this.kernel.targetOf({ id: entry.id, plugin, config, realms, overlays })
   }
 
-  async #load(label: string, pass: Pass): Promise<Plugin> {
+  #load(label: string, pass: Pass): Promise<Plugin> {
     let loading = pass.get(label)
     if (loading === undefined) pass.set(label, (loading = this.#loadNow(label)))
-    const plugin = await loading
-    this.#plugins.set(label, plugin)
-    return plugin
+    return loading
   }
 
   async #loadNow(label: string): Promise<Plugin> {
     try {
-      return (await this.#options.loader.load(label)).plugin
+      return await this.#code.load(label)
     } catch (error) {
       if (isCoded(error, 'PLUGIN_NOT_FOUND')) throw error
       // Code that does not load is the entry's own failure: it is shown as Failed, and the rest serves.
@@ -233,7 +253,7 @@ export class ProgramHost {
   /** What cannot be loaded has no manifest to know of; the change that runs it will say why. */
   async #loadManifests(entries: readonly Entry[], pass: Pass): Promise<void> {
     for (const entry of entries) {
-      if (isStructure(entry) || this.#plugins.has(entry.plugin)) continue
+      if (isStructure(entry) || this.#code.has(entry.plugin)) continue
       try {
         await this.#load(entry.plugin, pass)
       } catch (error) {
@@ -243,8 +263,12 @@ export class ProgramHost {
   }
 
   /** @param renamed what is about to be renamed: a private realm goes along with its entry */
-  #scope(entry: Entry, entries: readonly Entry[], renamed: Renamed = []): Scope {
-    const plugin = this.#plugins.get(entry.plugin)
+  #scope(
+    entry: Entry,
+    entries: readonly Entry[],
+    renamed: Renamed = [],
+    plugin: Plugin | undefined = this.#code.get(entry.plugin)
+  ): Scope {
     const names = {
       injects: [...(plugin?.inject ?? []), ...(plugin?.optional ?? [])],
       provides: plugin?.provides ?? []
@@ -275,7 +299,8 @@ export class ProgramHost {
   #control(): KernelControl {
     const { kernel } = this
     return {
-      fibers: () => kernel.fibers(),
+      fibers: () => this.#fibers(),
+      fileError: () => (this.#fileError === undefined ? null : messageOf(this.#fileError)),
       isReady: () => this.#ready && !kernel.stopping,
       // In its turn, so that nothing half-way is seen; but not behind a change that takes long.
       entries: () => Promise.race([this.#exclusively(() => this.#entries()), after(settleMs, () => this.#entries())]),
@@ -457,7 +482,7 @@ export class ProgramHost {
       if (options?.dryRun === true || source.files.length === 0) return changed
       try {
         if (await isAsRead(source)) {
-          for (const { parsed } of changedFiles(source, wanted)) await writeProgramFile(parsed.file, parsed.text)
+          for (const { parsed } of changedFiles(source, wanted)) await this.#write(parsed.file, parsed.text)
           return changed
         }
       } catch (error) {
@@ -475,6 +500,11 @@ export class ProgramHost {
     throw new CodedError('PROGRAM_CHANGED', 'somebody else keeps writing the program file; the change was given up')
   }
 
+  async #write(file: string, text: string): Promise<void> {
+    await writeProgramFile(file, text)
+    this.#watcher?.expect(resolve(file), text)
+  }
+
   async #takeBack(before: Program, { renamed = [] }: Change): Promise<void> {
     const back = renamed.map(([old, next]) => [next, old] as const)
     await this.#apply(before, { renamed: back }, undefined)
@@ -484,10 +514,10 @@ export class ProgramHost {
   async #apply(
     wanted: Program,
     { renamed = [], rebuild }: Omit<Change, 'edits'>,
-    options: ChangeOptions | undefined
+    options: ChangeOptions | undefined,
+    pass: Pass = new Map()
   ): Promise<Changed> {
     const { entries } = wanted
-    const pass: Pass = new Map()
     await this.#loadManifests(entries, pass)
     const steps = renewing(this.#plan(this.program.entries, entries, renamed), entries, rebuild)
     const targets = new Map<string, Target>()
@@ -499,13 +529,19 @@ export class ProgramHost {
     try {
       const applied = await this.#takeAll(steps, targets)
       this.#current = wanted
+      this.#fileError = undefined
+      this.#code.keep(new Set(entries.map((entry) => entry.plugin)))
       this.kernel.settings = wanted.settings
-      await Promise.race([this.kernel.settled(), after(settleMs, () => {})])
+      await this.#untilSettled()
       return { applied, planned: [] }
     } catch (error) {
       this.#rename(renamed.map(([old, next]) => [next, old]))
       throw error
     }
+  }
+
+  async #untilSettled(): Promise<void> {
+    await Promise.race([this.kernel.settled(), after(settleMs, () => {})])
   }
 
   #rename(renamed: Renamed): void {
@@ -588,6 +624,95 @@ export class ProgramHost {
     }
   }
 
+  // What happens on disk.
+
+  #watch(): void {
+    const { watch, log } = this.#options
+    if (watch === undefined) return
+    const onChange = (changed: ReadonlySet<string>) => this.#exclusively(() => this.#takeIn(changed))
+    this.#watcher = watchFiles({ ...watch, log, onChange })
+    this.#follow()
+  }
+
+  /** Absolute paths of the files that are watched. */
+  get followed(): readonly string[] {
+    if (this.#watcher === undefined) return []
+    return [...new Set([...this.#files.map((file) => resolve(file)), ...this.#code.files().keys()])]
+  }
+
+  #follow(): void {
+    const code = this.#code.files()
+    this.#watcher?.follow(this.followed, (file) => {
+      const text = this.#texts.get(file)
+      return text === undefined ? code.get(file) : stampOf(text)
+    })
+  }
+
+  /** First the code, so that the program may ask for what is new in it. */
+  async #takeIn(changed: ReadonlySet<string>): Promise<void> {
+    if (this.kernel.stopping) return
+    const misfits = await this.#swapCode(await this.#loadFresh(this.#code.dependents(changed)), changed)
+    // What new code has mended counts as well as what was written anew.
+    if (this.#fileError === undefined && !this.#files.some((file) => changed.has(resolve(file)))) return
+    await this.#takeProgram(misfits)
+    await this.#swapCode(misfits, changed)
+  }
+
+  /** @param fresh code that the present program cannot use: this one may be written for it, or it may be a mistake */
+  async #takeProgram(fresh: ReadonlyMap<string, Plugin>): Promise<void> {
+    const { log } = this.#options
+    for (const plugins of fresh.size > 0 ? [fresh, none] : [none]) {
+      try {
+        const { program } = await this.read()
+        const pass: Pass = new Map([...plugins].map(([label, plugin]) => [label, Promise.resolve(plugin)]))
+        const { applied } = await this.#apply(program, {}, undefined, pass)
+        if (applied.length > 0) log.info('the program file was taken in', { applied })
+        return
+      } catch (error) {
+        this.#fileError = error
+      }
+    }
+    log.error('the program file was refused', { error: this.#fileError })
+  }
+
+  async #loadFresh(labels: Iterable<string>): Promise<ReadonlyMap<string, Plugin>> {
+    const fresh = new Map<string, Plugin>()
+    for (const label of labels) {
+      try {
+        fresh.set(label, await this.#code.fresh(label))
+      } catch (error) {
+        this.#code.refuse(label, error)
+      }
+    }
+    return fresh
+  }
+
+  #swapCode(fresh: ReadonlyMap<string, Plugin>, files: ReadonlySet<string>): Promise<ReadonlyMap<string, Plugin>> {
+    const { entries } = this.program
+    const options = {
+      kernel: this.kernel,
+      code: this.#code,
+      log: this.#options.log,
+      entries,
+      prepare: (entry: Entry, plugin: Plugin) =>
+        this.#prepare(entry, entries, new Map([[entry.plugin, Promise.resolve(plugin)]])),
+      untilSettled: () => this.#untilSettled()
+    }
+    return swapCode(options, fresh, files)
+  }
+
+  /** The fibers as they are, and why they do not run the newest code of their plugin. */
+  #fibers(): readonly FiberStatus[] {
+    const fibers = this.kernel.fibers()
+    const refusals = new Map(this.#current?.entries.map(({ id, plugin }) => [id, this.#code.refusalOf(plugin)]))
+    return fibers.map((fiber) => {
+      const refusal = refusals.get(fiber.entry)
+      if (refusal === undefined) return fiber
+      const error = messageOf(refusal)
+      return { ...fiber, error: fiber.error === null || fiber.error === error ? error : `${error}; ${fiber.error}` }
+    })
+  }
+
   /** A plugin that ended its own entry stays off at the next start too. */
   #rememberDisposed(id: string): void {
     const off = () => this.#change(() => ({ edits: [{ op: 'set-disabled', id, disabled: true }] }), undefined)
@@ -597,11 +722,11 @@ export class ProgramHost {
   }
 
   #masked(entry: Entry): Entry {
-    return { ...entry, config: maskSecrets(entry.config, this.#plugins.get(entry.plugin)?.config ?? {}) }
+    return { ...entry, config: maskSecrets(entry.config, this.#code.get(entry.plugin)?.config ?? {}) }
   }
 
   #unmasked(plugin: string, config: JsonObject, present: Entry | undefined): JsonObject {
-    return unmaskSecrets(config, this.#plugins.get(plugin)?.config ?? {}, present?.config ?? {})
+    return unmaskSecrets(config, this.#code.get(plugin)?.config ?? {}, present?.config ?? {})
   }
 }
 

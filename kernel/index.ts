@@ -4,6 +4,7 @@ export type {
   AppliedStep,
   Changed,
   ChangeOptions,
+  CodeReloaded,
   EntryInput,
   EntryPatch,
   EventsService,

@@ -39,9 +39,9 @@ export interface WatchOptions {
 export interface FileWatcher {
   /**
    * Follows exactly these files (absolute paths) from now on, whether they exist or not. What is not followed yet begins
-   * with the content it has now, or with the one in `known`.
+   * with the content that `known` says, or else with the one it has now.
    */
-  follow(files: Iterable<string>, known?: ReadonlyMap<string, Stamp>): void
+  follow(files: Iterable<string>, known?: (file: string) => Stamp | undefined): void
   /** The caller has written this content itself: it is nothing to tell. */
   expect(file: string, content: string | Uint8Array): void
   /** Nothing is told from now on. Resolves when a call of `onChange` that is under way has ended. */
@@ -169,12 +169,13 @@ export function watchFiles(options: WatchOptions): FileWatcher {
       if (closed) return
       const before = new Set(stamps.keys())
       const now = new Set(files)
+      if (now.size === before.size && [...now].every((file) => before.has(file))) return
       for (const file of before) if (!now.has(file)) stamps.delete(file)
       for (const file of now) if (!before.has(file)) stamps.set(file, unread)
       const fresh = [...watchAll()].filter((file) => before.has(file))
       for (const [file, stamp] of stamps) {
         if (stamp !== unread) continue
-        const given = known?.get(file)
+        const given = known?.(file)
         stamps.set(file, given ?? readStampNow(file))
         if (given !== undefined) fresh.push(file)
       }

@@ -19,7 +19,7 @@ export function serviceRoutes(kernel: KernelControl, events: EventsService | und
     summary: 'List every fiber with its state',
     guard: 'admin',
     replies: { 200: anyObject },
-    handle: () => ({ body: { fibers: kernel.fibers().map(toFiber) } })
+    handle: () => ({ body: { fibers: kernel.fibers().map(toFiber), file_error: kernel.fileError() } })
   }
 
   const listUndo: Route = {

@@ -181,7 +181,7 @@ t.test('what cannot be loaded is refused with a code, the file and the place', a
     ['./p/syntax.ts', 'PLUGIN_BUILD_FAILED', /p\/syntax\.ts:2:17: Expected identifier/],
     ['./p/throws.ts', 'PLUGIN_LOAD_FAILED', /p\/throws\.ts:3:25: plugin '.\/p\/throws\.ts' threw .*: too far/],
     ['./p/number.ts', 'PLUGIN_INVALID', /p\/number\.ts: .* found number/],
-    ['./p/nothing.ts', 'PLUGIN_BUILD_FAILED', /No matching export in "p\/nothing\.ts" for import "default"/],
+    ['./p/nothing.ts', 'PLUGIN_BUILD_FAILED', /p\/nothing\.ts:1:1: there is no default export/],
     ['./p/key.js', 'PLUGIN_INVALID', /p\/key\.js: .*unknown key 'injects'/],
     ['./p/package.ts', 'PLUGIN_BUILD_FAILED', /p\/package\.ts:1:15: Cannot find package 'not-installed'/],
     ['./p/file.ts', 'PLUGIN_BUILD_FAILED', /p\/file\.ts:2:15: Could not resolve "\.\/gone\.js"/],
