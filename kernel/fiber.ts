@@ -333,6 +333,7 @@ export class Fiber {
       await this.#swapInTurn(target, old)
       return
     }
+    const optional = this.#optionalNow()
     try {
       await this.#build(target, old)
     } catch (error) {
@@ -341,8 +342,11 @@ export class Fiber {
         error
       })
       if (this.#target !== target) return
-      this.#aim(old.target)
-      this.#optional = this.#optionalNow()
+      // It was built for a service that it likes: not again before the next one comes or goes.
+      if (target === old.target) {
+        this.#optional = optional
+        this.kernel.order.letGo(old)
+      } else this.#aim(old.target)
       this.#settle(error)
     }
   }
@@ -400,7 +404,7 @@ export class Fiber {
           'apply'
         )
       else hangs = false
-      if (old !== undefined && !next.ready) {
+      if (old !== undefined && !next.ready && !this.#isStale(build)) {
         build.gated = true
         await this.#bounded(build, next.whenReady(), `gate '${next.closedGates.join("', '")}'`)
       }

@@ -91,11 +91,8 @@ export class Generation {
   #updateHooks: ((config: never) => Awaitable<UpdateVerdict>)[] | undefined
   #gates: { readonly label: string; open: boolean }[] | undefined
   #onReady: (() => void) | undefined
-  /** Generations that were built on what this one provides and have to end before it; whether they need it. */
-  #dependents: Map<Generation, boolean> | undefined
   #ended: Promise<void> | undefined
   #leases = 0
-  #onEnd: ((ended: Promise<void>) => void) | undefined
   #onIdle: (() => void)[] | undefined
   #abort: AbortController | undefined
 
@@ -109,7 +106,8 @@ export class Generation {
   build(): Awaitable<void> {
     const { plugin, config } = this.target
     if (plugin.inject.length > 0 || plugin.optional.length > 0) {
-      this.#uses = [...needsOf(plugin), ...likesOf(plugin)].map((name) => this.slot(name))
+      const likes = likesOf(plugin).filter((name) => this.fiber.meets(name))
+      this.#uses = [...needsOf(plugin), ...likes].map((name) => this.slot(name))
       for (const slot of this.#uses) slot.users.add(this)
     }
     const context = new PluginContext(this)
@@ -231,10 +229,11 @@ export class Generation {
     if (phase === 'building' || phase === 'undoing') {
       throw new CodedError('KERNEL_REENTRANT', `reentrant transition on fiber ${fiber.id} (entry '${fiber.entry}')`)
     }
-    // One that is leaving has been replaced, or is about to end with its fiber.
-    if (phase === 'leaving' || phase === 'ended') return this.ended()
+    const replaced = fiber.current !== undefined && fiber.current !== this
+    if (phase === 'ended' || replaced) return
     // What another plugin mounted is no entry of the program.
-    if (fiber.parent === undefined) fiber.kernel.events.emit('kernel/self-disposed', { entry: fiber.entry })
+    const isEntry = fiber.parent === undefined && fiber.target !== undefined
+    if (isEntry) fiber.kernel.events.emit('kernel/self-disposed', { entry: fiber.entry })
     await fiber.retire()
   }
 
@@ -465,75 +464,32 @@ export class Generation {
     const wasLive = this.phase === 'live'
     this.phase = next
     if (!wasLive) return
-    // One that is parked time and again does not remember all who were there before.
-    for (const dependent of keysOf(this.#dependents)) {
-      if (dependent.phase === 'ended') this.#dependents?.delete(dependent)
-    }
     for (const child of this.#children ?? []) child.hide()
     for (const collection of this.#items?.keys() ?? []) this.#show(collection, collection.after(this, []))
     for (const [event, listener] of this.#listeners ?? []) this.fiber.kernel.events.remove(event, listener)
   }
 
-  /** Does not end before `dependent` has; unless that only likes it, and is needed by it. */
-  endAfter(dependent: Generation, needs: boolean): void {
-    this.#dependents ??= new Map()
-    this.#dependents.set(dependent, needs)
-  }
-
-  /** Whether this generation waits, directly or not, for the end of `other`. */
-  waitsFor(other: Generation): boolean {
-    const seen = new Set<Generation>()
-    const queue: Generation[] = [this]
-    for (let at = queue.pop(); at !== undefined; at = queue.pop()) {
-      if (at === other) return true
-      if (seen.has(at)) continue
-      seen.add(at)
-      queue.push(...keysOf(at.#dependents))
-    }
-    return false
-  }
-
-  /** Ends it: its dependents first, then what it serves, then its effects. Never rejects; one end for all who ask. */
+  /** Ends it: those that use it first, then what it serves, then its effects. Never rejects; one end for all who ask. */
   end(drainMs: number, undoMs: number): Promise<void> {
     this.#ended ??= (async () => {
-      if (this.#dependents !== undefined) {
+      const free = this.fiber.kernel.order.free(this)
+      if (free !== undefined) {
         const limit = after(drainMs + graceMs + undoMs)
-        await Promise.race([this.#dependentsEnded(), limit.promise])
+        await Promise.race([free, limit.promise])
         limit.cancel()
-        this.#dependents = undefined
       }
       const drained = this.drain(drainMs)
       if (drained !== undefined) await drained
       await this.#undo(undoMs)
     })()
-    this.#onEnd?.(this.#ended)
     return this.#ended
-  }
-
-  async #dependentsEnded(): Promise<void> {
-    // One that only likes this one, and that this one needs, cannot end first.
-    const before = [...(this.#dependents ?? [])].filter(([dependent, needs]) => needs || !dependent.waitsFor(this))
-    await Promise.all(before.map(([dependent]) => dependent.ended()))
   }
 
   /** Ends one that was built for nothing: what it began is not waited for. Never rejects. */
   discard(reason: CodedError, undoMs: number): Promise<void> {
     this.abort(reason)
     this.#ended ??= this.#undo(undoMs)
-    this.#onEnd?.(this.#ended)
     return this.#ended
-  }
-
-  /** Resolves once it has ended, whoever ends it. */
-  ended(): Promise<void> {
-    if (this.#ended !== undefined) return this.#ended
-    return new Promise((resolve) => {
-      const before = this.#onEnd
-      this.#onEnd = (ended) => {
-        before?.(ended)
-        resolve(ended)
-      }
-    })
   }
 
   /**
@@ -579,6 +535,7 @@ export class Generation {
     this.phase = 'ended'
     for (const slot of this.#uses) slot.users.delete(this)
     for (const [slot, view] of this.#views ?? []) slot.drop(view)
+    this.fiber.kernel.order.done(this)
   }
 
   /** Undoes one effect; one that fails or hangs is logged and does not keep the others from it. */

@@ -7,6 +7,7 @@ import { Fiber } from './fiber.ts'
 import { Generation, realmOf, type Target } from './generation.ts'
 import { type Logger, silentLogger } from './log.ts'
 import { assertManifest, definePlugin, type Plugin, type ServiceName, type Services } from './plugin.ts'
+import { EndOrder } from './order.ts'
 import { defaultSettings, type ProgramSettings } from './program.ts'
 import { Resources } from './resources.ts'
 import { type Check, compileSchema, renderIssues } from './schema.ts'
@@ -35,6 +36,7 @@ export class Kernel {
   settings: ProgramSettings
   readonly services = new ServiceTable()
   readonly resources = new Resources()
+  readonly order = new EndOrder()
   readonly events: Bus
   /** Everything that can start has started: from here on a failure of an essential plugin is its own. */
   started = false
@@ -306,8 +308,7 @@ export class Kernel {
         if (slot.provider !== provider) continue
         for (const user of slot.users) {
           const needed = user.needs(slot)
-          // Two that merely like each other would wait for each other's end.
-          if (needed || !user.waitsFor(provider)) provider.endAfter(user, needed)
+          this.order.link(provider, user, needed)
           if (!needed || !user.stands) continue
           user.withdraw('leaving')
           queue.push(user)

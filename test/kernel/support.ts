@@ -138,14 +138,15 @@ export function watch(kernel: Kernel, entry: string): FiberState[] {
 
 const atRest: readonly FiberState[] = ['Inactive', 'Active', 'Pending', 'Failed']
 
-/** Resolves once no fiber is on its way to another state, and nothing drains. */
+/** No fiber is on its way to another state, and nothing drains. */
+export function isAtRest(kernel: Kernel): boolean {
+  return kernel.fibers().every((fiber) => atRest.includes(fiber.state) && fiber.draining === 0)
+}
+
+/** Resolves once the kernel {@link isAtRest}. */
 export async function rested(kernel: Kernel): Promise<void> {
-  for (;;) {
-    await kernel.settled()
-    const busy = kernel.fibers().some((fiber) => !atRest.includes(fiber.state) || fiber.draining > 0)
-    if (!busy) return
-    await nextTurn()
-  }
+  await kernel.settled()
+  while (!isAtRest(kernel)) await nextTurn()
 }
 
 /** Everything that can happen without a timer or the outside has happened. */
