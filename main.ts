@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs'
 import { dirname, relative, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { newPlugin } from './authoring/new-plugin.ts'
 import { createCodeLoader } from './kernel/code.ts'
 import { messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
@@ -18,6 +19,7 @@ commands
   serve      run the program (the default)
   validate   check the program and say all that is wrong with it; exit code 1 when something is
   plan       print the steps from nothing, or from another program, to this one
+  plugin new NAME  write a plugin that works, with its test, beside the program file
 
 options
   --program FILE     the program file (default: ./program.toml)
@@ -52,11 +54,12 @@ async function main(): Promise<void> {
     if (values.help) return print(help)
     if (values.version) return print(`${version()}\n`)
     const [command = 'serve', ...rest] = positionals
+    if (command === 'plugin') return await plugin(values, rest)
     if (rest.length > 0) throw new TypeError(`unexpected argument '${rest[0]}'; see heartwood --help`)
     if (command === 'serve') return await serve(values)
     if (command === 'validate') return await validate(values)
     if (command === 'plan') return await plan(values)
-    throw new TypeError(`unknown command '${command}'; known: serve, validate, plan`)
+    throw new TypeError(`unknown command '${command}'; known: serve, validate, plan, plugin`)
   } catch (error) {
     process.stderr.write(`heartwood: ${messageOf(error)}\n`)
     process.exitCode = 1
@@ -73,7 +76,7 @@ async function serve(flags: Flags): Promise<void> {
   // A plugin's stray error is that plugin's failure, not the end of everybody else's requests.
   process.on('uncaughtException', (error) => log.error('an error was thrown outside of any request', { error }))
   process.on('unhandledRejection', (error) => log.error('a rejection was not handled', { error }))
-  const host = await startKernel({ ...options, log })
+  const host = await startKernel({ ...options, log, watch: { settleMs: 200 } })
   stopOnSignals(host, log)
   const notices = host.kernel.collection('notices').items.map((item) => item.item as { label: string; text: string })
   const width = Math.max(...notices.map((notice) => notice.label.length))
@@ -121,6 +124,15 @@ async function plan(flags: Flags): Promise<void> {
   const groups = wanted.entries.filter(isGroup).length
   const off = wanted.entries.filter((entry) => entry.disabled).length
   print(`${steps.length} steps; ${wanted.entries.length} entries, ${groups} of them groups, ${off} disabled\n`)
+}
+
+async function plugin(flags: Flags, [verb, name, ...rest]: readonly string[]): Promise<void> {
+  if (verb !== 'new' || name === undefined || rest.length > 0) {
+    throw new TypeError('usage: heartwood plugin new NAME')
+  }
+  const { loader } = hostOptions(flags, flags.program)
+  const folder = dirname(resolve(flags.program))
+  print(await newPlugin(name, { folder, taken: loader.labels(), cwd: process.cwd() }))
 }
 
 function hostOptions(flags: Flags, program: string): Omit<HostOptions, 'log'> {
