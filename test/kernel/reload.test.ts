@@ -1,4 +1,4 @@
-import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdirSync, readFileSync, renameSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
@@ -526,6 +526,66 @@ t.test('I17, CONFIG-01: a save of the program file is taken in once, however it 
   t.match(fiber('a'), { generation: 6 })
   t.match(fiber('b'), { generation: 1 })
   t.equal(lines.filter((line) => line.message === programTaken).length, 5)
+})
+
+t.test(
+  'P13, P14, P15, P16: touched is not changed; saves by rename, several at once, and a file that comes back',
+  async (t) => {
+    const program = (n: number) => entry('a', `config = { n = ${n} }`)
+    const { fiber, folder, lines, logged, version, write } = await live(t, {
+      'program.toml': program(0),
+      'a.ts': plugin('a', 'config.n', { manifest: 'config: {},' })
+    })
+    const file = join(folder, 'program.toml')
+    utimesSync(file, 1, 1)
+    write('program.toml', program(0))
+    for (const n of [1, 2, 3]) {
+      write('program.toml', program(n))
+      await logged(programTaken)
+      t.equal(version('a'), n)
+    }
+    for (const n of [4, 5, 6]) writeFileSync(file, program(n))
+    await logged(programTaken)
+    t.equal(version('a'), 6)
+    rmSync(file)
+    await logged(programRefused)
+    t.match(fiber('a'), { state: 'Active', generation: 5 }, 'nothing is retired')
+    write('program.toml', program(7))
+    await logged(programTaken)
+    t.equal(version('a'), 7)
+    t.equal(lines.filter((line) => line.message === programTaken).length, 5)
+  }
+)
+
+t.test('P26: an edit of an included file is about its entries alone; one that comes is followed too', async (t) => {
+  const include = '[[entry]]\nid = "more"\nplugin = "@include"\nconfig = { path = "sub/more.toml" }\n'
+  const { fiber, logged, version, write } = await live(t, {
+    'program.toml': `${entry('a')}${include}`,
+    'a.ts': plugin('a', '1'),
+    'sub/b.ts': plugin('b', 'config.n', { manifest: 'config: {},' }),
+    'sub/more.toml': entry('b', 'config = { n = 1 }')
+  })
+  t.equal(version('b'), 1)
+  write('sub/more.toml', entry('b', 'config = { n = 2 }'))
+  t.match(await logged(programTaken), { applied: [{ id: 'b', action: 'update-config' }] })
+  t.equal(version('b'), 2)
+  write('sub/b.ts', plugin('b', 'config.n * 10', { manifest: 'config: {},' }))
+  await logged(taken)
+  t.equal(version('b'), 20)
+  write('sub/more.toml', 'id = [')
+  t.match(await logged(programRefused), { error: { message: /sub\/more\.toml:1:/ } })
+  write(
+    'sub/more.toml',
+    `${entry('b', 'config = { n = 3 }')}${include.replace('"more"', '"deep"').replace('sub/more', 'deep')}`
+  )
+  t.match(await logged(programRefused), { error: { message: /sub\/deep\.toml/ } }, 'what it includes is missing')
+  write(
+    'sub/deep.toml',
+    entry('c').replace('./c.ts', './b.ts').replace('"c"', '"c"\nisolate = "own"\nconfig = { n = 9 }')
+  )
+  await logged(programTaken)
+  t.equal(version('b'), 30)
+  t.match([fiber('a'), fiber('c')], [{ generation: 1 }, { state: 'Active' }])
 })
 
 t.test('CONFIG-02, CONFIG-07: a file that is gone, empty, half or wrong changes nothing and is reported', async (t) => {
