@@ -1,6 +1,8 @@
+import { execFile } from 'node:child_process'
 import { mkdirSync, readFileSync, renameSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
 import { dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
 import t, { type Test } from 'tap'
 import { createCodeLoader } from '../../kernel/code.ts'
 import type { FiberStatus } from '../../kernel/control.ts'
@@ -693,6 +695,18 @@ t.test('a host that was stopped follows nothing any more', async (t) => {
   for (let turn = 0; turn < 50; turn++) await new Promise((resolve) => setImmediate(resolve))
   t.strictSame(notes, ['apply a 1', 'undo a 1'])
   t.strictSame(host.followed, [])
+})
+
+t.test('I16: old code is not kept, and what it made is gone', async (t) => {
+  const script = fileURLToPath(new URL('../fixtures/live-reloads.js', import.meta.url))
+  // `env -i` takes out what measures coverage: it keeps every script alive.
+  const { stdout } = await promisify(execFile)('env', ['-i', process.execPath, script, t.testdir({}), '60'])
+  const { keptKiB, alive, fibers, answer } = JSON.parse(stdout) as Record<string, number>
+  t.comment(`${keptKiB?.toFixed(2)} KiB kept of each reload`)
+  t.ok((keptKiB ?? 99) < 8, 'the order of magnitude: one file of it alone has 8 KiB')
+  t.ok((alive ?? 99) <= 2, 'the contexts of old generations are collected')
+  t.match(fibers, [{ state: 'Active', draining: 0 }])
+  t.equal(answer, 60, 'the last save serves')
 })
 
 /** Resolves when something is true. */
