@@ -28,13 +28,13 @@ export interface Meter {
 export async function beginMeter(
   tenants: Tenants | undefined,
   log: Logger,
-  { principal, message, requestId }: TurnRequest,
+  { principal, tenant, message, requestId }: TurnRequest,
   spent: Spending
 ): Promise<Meter | undefined> {
   const tenantId = principal.kind === 'tenant' ? principal.id : principal.tenantId
   if (tenantId === undefined) return undefined
   if (tenants === undefined) throw new CodedError('CHAT_NOT_CONFIGURED', 'There are no tenants to count this for')
-  const reservation = await tenants.reserve(tenantId, Math.max(1, estimateTokens(message.length)))
+  const reservation = await tenants.reserve(tenantId, Math.max(1, estimateTokens(message.length)), tenant?.purges)
   let settled: Promise<void> | undefined
   const settle = (agent: string | undefined, ok: boolean): Promise<void> => {
     settled ??= tenants.settle(reservation, { agent, ok, tokens: spent.inputTokens + spent.outputTokens })

@@ -1,7 +1,7 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider'
 import type {} from '../../kernel/index.ts'
 import type { Principal } from '../http/types.ts'
-import type { Standing } from '../tenants/types.ts'
+import type { Standing, Tenant } from '../tenants/types.ts'
 
 /**
  * Where language models come from, contributed to `chat.providers`.
@@ -58,6 +58,8 @@ export interface Source {
 export interface TurnRequest {
   /** A user or a tenant: whose conversation it is, and who runs the agent's tools. Nobody else can ask. */
   readonly principal: Principal
+  /** The tenant as it was when its key was checked. */
+  readonly tenant?: Tenant
   readonly message: string
   /** Who should answer; absent or empty: the router chooses. */
   readonly agent?: string | null | undefined

@@ -32,13 +32,13 @@ export const keysCollection = 'tenants.keys'
 
 export const nothing: Usage = Object.freeze({ requests: 0, tokens: 0 })
 
-export function toTenant(id: string, { name, tier, own, createdAtMs }: StoredTenant): Tenant {
-  return { id, name, tier, limits: { ...tiers[tier], ...own }, createdAtMs }
+export function toTenant(id: string, { name, tier, own, createdAtMs, purges }: StoredTenant): Tenant {
+  return { id, name, tier, limits: { ...tiers[tier], ...own }, createdAtMs, purges }
 }
 
 /** The accounting. What resolves is on disk. */
 export interface Ledger {
-  reserve(tenantId: string, tokens: number): Promise<Reservation>
+  reserve(tenantId: string, tokens: number, purges?: number): Promise<Reservation>
   settle(reservation: Reservation, work: Work): Promise<void>
   release(reservation: Reservation): Promise<void>
   /** Notes when a key was used, some time soon. Never fails. */
@@ -138,11 +138,12 @@ export function createLedger(
   }
 
   return {
-    reserve: (tenantId, tokens) => {
+    reserve: (tenantId, tokens, purges) => {
       const at = period()
       return post(tenantId, 'Failed to check usage', async (account) => {
         const tenant = await account.tenant()
         if (tenant === undefined) return unknownTenant()
+        if (purges !== undefined && purges !== tenant.purges) return purged()
         const inMonth = await account.usage(monthsCollection, at.month)
         const inDay = await account.usage(daysCollection, at.day)
         const { limits } = toTenant(tenantId, tenant)
@@ -276,9 +277,11 @@ class UsageRow extends Row<Usage> {
 
 export async function assertCurrent(tx: Reader, { tenantId, purges }: Reservation): Promise<void> {
   const tenant = (await tx.get<StoredTenant>(tenantsCollection, [tenantId]))?.value
-  if (tenant?.purges !== purges) {
-    throw new CodedError('TENANTS_PURGED', 'The data of this tenant was deleted while this was under way')
-  }
+  if (tenant?.purges !== purges) throw purged()
+}
+
+function purged(): CodedError {
+  return new CodedError('TENANTS_PURGED', 'The data of this tenant was deleted while this was under way')
 }
 
 export function unknownTenant(): CodedError {

@@ -427,7 +427,7 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
       return found instanceof Promise ? found.then(assertWithin) : assertWithin(found)
     },
 
-    reserve: (tenantId, tokens) => ledger.reserve(tenantId, tokens),
+    reserve: (tenantId, tokens, purges) => ledger.reserve(tenantId, tokens, purges),
     settle: (reservation, work) => ledger.settle(reservation, work),
     release: (reservation) => ledger.release(reservation),
     assertCurrent,

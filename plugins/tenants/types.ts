@@ -20,6 +20,8 @@ export interface Tenant {
   readonly limits: Limits
   /** Unix time in milliseconds. */
   readonly createdAtMs: number
+  /** How often its data was deleted. */
+  readonly purges: number
 }
 
 /** What was counted in one month or one day. */
@@ -143,9 +145,10 @@ export interface Tenants {
    * Counts one request, and `tokens` until it is known how many it took; exact under any concurrency. To be settled or
    * released, once.
    * @param tokens an estimate, at least 1
-   * @throws CodedError a refusal, `TENANTS_UNKNOWN`, `TENANTS_USAGE_FAILED`
+   * @param purges of the tenant when it was let in: if its data was deleted since then, so were the grounds for that
+   * @throws CodedError a refusal, `TENANTS_UNKNOWN`, `TENANTS_PURGED`, `TENANTS_USAGE_FAILED`
    */
-  reserve(tenantId: string, tokens: number): Promise<Reservation>
+  reserve(tenantId: string, tokens: number, purges?: number): Promise<Reservation>
   /** Puts the tokens it took in the place of those it held. @throws CodedError `TENANTS_USAGE_FAILED` */
   settle(reservation: Reservation, work: Work): Promise<void>
   /** Takes the count back: the work was never begun. @throws CodedError `TENANTS_USAGE_FAILED` */

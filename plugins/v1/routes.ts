@@ -1,0 +1,401 @@
+import { CodedError, schemaOf, type JsonSchema } from '../../kernel/index.ts'
+import type { AgentDefinition, Chat, ChatOutcome } from '../chat/types.ts'
+import type { ErrorMap, Headers, Problem, Reply, Request, Route } from '../http/types.ts'
+import type { AgentRuns, ApiKey, Tenants } from '../tenants/types.ts'
+import type { TenantPrincipal } from './guard.ts'
+import { headerText, quotaHeaders } from './headers.ts'
+import { type PageQuery, pageQuery, paginate, paginatedOf } from './pages.ts'
+
+const guard = 'tenant-key'
+const text = { type: 'string' } as const
+const count = { type: 'integer', minimum: 0 } as const
+const quota = { type: ['integer', 'null'], description: '`null` is no limit' } as const
+const time = { type: 'string', format: 'date-time' } as const
+const maybeTime = { type: ['string', 'null'], format: 'date-time' } as const
+const dayMs = 86_400_000
+
+interface ChatBody {
+  readonly message: string
+  readonly agent_type?: string | null
+  readonly context_id?: string | null
+  readonly workspace_id?: string | null
+  readonly model?: string | null
+}
+
+const optional = (description: string): JsonSchema => ({ type: ['string', 'null'], description })
+
+const chatBody = schemaOf<ChatBody>({
+  type: 'object',
+  required: ['message'],
+  properties: {
+    message: text,
+    agent_type: optional('Name of the agent; left out, the one named orchestrator, else the first'),
+    context_id: optional('Conversation of the tenant to go on with or to begin; left out, a new one'),
+    workspace_id: optional('Knowledge workspace'),
+    model: optional("Instead of the agent's own model")
+  }
+})
+
+const chatReply: JsonSchema = {
+  type: 'object',
+  required: ['response', 'agent', 'context_id', 'sources', 'source', 'model', 'provider', 'usage'],
+  properties: {
+    response: text,
+    agent: text,
+    context_id: text,
+    sources: { type: ['array', 'null'] },
+    source: { const: 'system', description: 'Whose the agent is' },
+    model: text,
+    provider: text,
+    usage: {
+      type: 'object',
+      required: ['input_tokens', 'output_tokens'],
+      properties: { input_tokens: count, output_tokens: count }
+    }
+  }
+}
+
+const agent: JsonSchema = {
+  $id: 'V1Agent',
+  type: 'object',
+  required: ['id', 'name', 'agent_type', 'status', 'config', 'created_at', 'last_run', 'total_runs', 'success_rate'],
+  properties: {
+    id: text,
+    name: text,
+    description: text,
+    agent_type: { const: 'custom' },
+    status: { enum: ['active', 'idle', 'error', 'disabled'] },
+    config: { type: 'object' },
+    created_at: { ...maybeTime, description: '`null` for an agent of the program' },
+    last_run: maybeTime,
+    total_runs: count,
+    success_rate: { type: 'number', minimum: 0, maximum: 1 }
+  }
+}
+
+const apiKey: JsonSchema = {
+  type: 'object',
+  required: ['id', 'name', 'prefix', 'created_at', 'last_used', 'expires_at'],
+  properties: {
+    id: text,
+    name: text,
+    prefix: text,
+    created_at: time,
+    last_used: { ...maybeTime, description: 'To the minute' },
+    expires_at: maybeTime
+  }
+}
+
+const errors: ErrorMap = {
+  CHAT_INVALID: 400,
+  CHAT_AGENT_UNKNOWN: 404,
+  CHAT_AGENT_NOT_CALLABLE: 400,
+  CHAT_MODEL_UNKNOWN: 400,
+  CHAT_NOT_CONFIGURED: { status: 500, code: 'CONFIGURATION_ERROR' },
+  CHAT_MODEL_FAILED: { status: 500, code: 'LLM_ERROR' },
+  CHAT_STORE_FAILED: { status: 500, code: 'DATABASE_ERROR' },
+  CHAT_INTERRUPTED: 503,
+  TENANTS_UNKNOWN: 401,
+  TENANTS_PURGED: 409,
+  TENANTS_INVALID: 400,
+  TENANTS_KEY_UNKNOWN: 404,
+  TENANTS_KEYS_FULL: 409,
+  V1_AGENT_UNKNOWN: 404
+}
+
+export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
+  const of = ({ principal }: Pick<Request, 'principal'>) => principal as TenantPrincipal
+
+  const converse: Route<object, unknown, ChatBody> = {
+    method: 'POST',
+    path: '/api/v1/chat',
+    operationId: 'v1Chat',
+    summary: 'Run one turn with an agent; counted',
+    guard,
+    body: chatBody,
+    replies: { 200: chatReply },
+    errors,
+    renderProblem,
+    async handle(request: Request<object, unknown, ChatBody>) {
+      const { message, agent_type, context_id, workspace_id, model } = request.body
+      const outcome = await chat.answer({
+        principal: request.principal,
+        tenant: of(request).tenant,
+        message,
+        agent: agent_type,
+        contextId: context_id,
+        workspaceId: workspace_id,
+        model,
+        unrouted: true,
+        caller: request,
+        requestId: request.id
+      })
+      return { headers: chatHeaders(outcome), body: toChatBody(outcome) }
+    }
+  }
+
+  /** An answer that counts nothing and says what is left. */
+  const told = (request: Pick<Request, 'principal'>, body: unknown): Reply => ({
+    headers: quotaHeaders(of(request).standing),
+    body
+  })
+
+  async function agentsOf(tenantId: string): Promise<readonly object[]> {
+    const runs = new Map((await tenants.runs(tenantId)).map((each) => [each.agent, each]))
+    return chat.agents().map((each) => toAgentBody(each, runs.get(each.name)))
+  }
+
+  const listAgents: Route<object, PageQuery> = {
+    method: 'GET',
+    path: '/api/v1/agents',
+    operationId: 'v1ListAgents',
+    summary: 'List the agents that can be called',
+    guard,
+    query: pageQuery(20),
+    replies: { 200: paginatedOf(agent) },
+    errors,
+    renderProblem,
+    handle: async (request: Request<object, PageQuery>) =>
+      told(request, paginate(await agentsOf(request.principal.id), request.query))
+  }
+
+  const getAgent: Route<{ readonly name: string }> = {
+    method: 'GET',
+    path: '/api/v1/agents/{name}',
+    operationId: 'v1GetAgent',
+    summary: 'Read one agent',
+    guard,
+    replies: { 200: agent },
+    errors,
+    renderProblem,
+    async handle(request: Request<{ readonly name: string }>) {
+      const { name } = request.params
+      const { id } = request.principal
+      const found = chat.agents().find((each) => each.name === name)
+      if (found === undefined) {
+        throw new CodedError('V1_AGENT_UNKNOWN', `Agent '${name}' not found for tenant '${id}'`)
+      }
+      const runs = (await tenants.runs(id)).find((each) => each.agent === name)
+      return told(request, toAgentBody(found, runs))
+    }
+  }
+
+  const usage: Route = {
+    method: 'GET',
+    path: '/api/v1/usage',
+    operationId: 'v1Usage',
+    summary: 'What was used in this month (UTC), and on each of its days',
+    guard,
+    replies: {
+      200: {
+        type: 'object',
+        required: [
+          'period_start',
+          'period_end',
+          'total_runs',
+          'total_tokens',
+          'total_api_calls',
+          'quota_runs',
+          'quota_tokens',
+          'daily_usage'
+        ],
+        properties: {
+          period_start: time,
+          period_end: { ...time, description: 'The last second of the month' },
+          total_runs: count,
+          total_tokens: count,
+          total_api_calls: count,
+          quota_runs: quota,
+          quota_tokens: quota,
+          quota_runs_per_day: quota,
+          daily_usage: {
+            type: 'array',
+            items: {
+              type: 'object',
+              required: ['date', 'runs', 'tokens', 'api_calls'],
+              properties: { date: { type: 'string', format: 'date' }, runs: count, tokens: count, api_calls: count }
+            }
+          }
+        }
+      }
+    },
+    errors,
+    renderProblem,
+    async handle(request) {
+      const { standing } = of(request)
+      const { limits, inMonth, monthStartsAtMs, monthEndsAtMs, dayEndsAtMs } = standing
+      const days = await tenants.daily(request.principal.id, Math.round((dayEndsAtMs - monthStartsAtMs) / dayMs))
+      return told(request, {
+        period_start: toRfc3339(monthStartsAtMs),
+        period_end: toRfc3339(monthEndsAtMs - 1_000),
+        total_runs: inMonth.requests,
+        total_tokens: inMonth.tokens,
+        total_api_calls: inMonth.requests,
+        quota_runs: limits.requestsPerMonth,
+        quota_tokens: limits.tokensPerMonth,
+        quota_runs_per_day: limits.requestsPerDay,
+        daily_usage: days.map(({ day, requests, tokens }) => ({
+          date: day,
+          runs: requests,
+          tokens,
+          api_calls: requests
+        }))
+      })
+    }
+  }
+
+  const listKeys: Route = {
+    method: 'GET',
+    path: '/api/v1/api-keys',
+    operationId: 'v1ListKeys',
+    summary: 'List the active API keys, oldest first',
+    guard,
+    replies: { 200: { type: 'array', items: apiKey } },
+    errors,
+    renderProblem,
+    async handle(request) {
+      const keys = await tenants.keys(request.principal.id)
+      return told(request, keys.filter((key) => key.isActive).map(toKeyBody))
+    }
+  }
+
+  const createKey: Route<object, unknown, { readonly name: string; readonly expires_in_days?: number | null }> = {
+    method: 'POST',
+    path: '/api/v1/api-keys',
+    operationId: 'v1CreateKey',
+    summary: 'Make an API key; the answer is the only place where it is shown',
+    guard,
+    body: schemaOf({
+      type: 'object',
+      required: ['name'],
+      properties: { name: text, expires_in_days: { type: ['integer', 'null'] } }
+    }),
+    replies: { 200: { type: 'object', required: ['key', 'secret'], properties: { key: apiKey, secret: text } } },
+    errors,
+    renderProblem,
+    async handle(request) {
+      const { name, expires_in_days } = request.body
+      const wanted = { name, expiresInDays: expires_in_days ?? undefined }
+      const { key, secret } = await tenants.createKey(request.principal.id, wanted)
+      return told(request, { key: toKeyBody(key), secret })
+    }
+  }
+
+  const revokeKey: Route<{ readonly id: string }> = {
+    method: 'DELETE',
+    path: '/api/v1/api-keys/{id}',
+    operationId: 'v1RevokeKey',
+    summary: 'Revoke an API key, at once; it may be the one that asks',
+    guard,
+    replies: { 204: {} },
+    errors,
+    renderProblem,
+    async handle({ params, principal }: Request<{ readonly id: string }>) {
+      await tenants.revokeKey(principal.id, params.id)
+      return { status: 204 }
+    }
+  }
+
+  const purge: Route = {
+    method: 'DELETE',
+    path: '/api/v1/tenant/data',
+    operationId: 'v1PurgeData',
+    summary: 'Delete all that is kept for the tenant, every API key first',
+    guard,
+    replies: {
+      200: {
+        type: 'object',
+        required: ['status', 'tenant_id', 'usage_events_deleted', 'agent_runs_deleted', 'api_keys_revoked', 'note'],
+        properties: {
+          status: { const: 'purged' },
+          tenant_id: text,
+          usage_events_deleted: count,
+          agent_runs_deleted: count,
+          api_keys_revoked: count,
+          note: text
+        }
+      }
+    },
+    errors,
+    renderProblem,
+    async handle({ principal }) {
+      const { requests, runs, keys } = await tenants.purge(principal.id)
+      return {
+        body: {
+          status: 'purged',
+          tenant_id: principal.id,
+          usage_events_deleted: requests,
+          agent_runs_deleted: runs,
+          api_keys_revoked: keys,
+          note: 'Deleted as GDPR Art. 17 asks for. The tenant stays, with two numbers: what was used this month and today.'
+        }
+      }
+    }
+  }
+
+  return [converse, listAgents, getAgent, usage, listKeys, createKey, revokeKey, purge] as unknown as readonly Route[]
+}
+
+/** As http renders it, but that the texts of the quotas stand whole in the contract. */
+function renderProblem({ status, code, message }: Problem): Reply {
+  return { status, body: { error: status === 503 ? `Service unavailable: ${message}` : message, code } }
+}
+
+function chatHeaders({ agent, model, provider, usage, standing }: ChatOutcome): Headers {
+  return {
+    'x-input-tokens': String(usage.inputTokens),
+    'x-output-tokens': String(usage.outputTokens),
+    'x-model-name': headerText(model),
+    'x-provider-name': headerText(provider),
+    'x-agent-name': headerText(agent),
+    ...(standing === undefined ? {} : quotaHeaders(standing))
+  }
+}
+
+function toChatBody({ reply, model, provider, usage }: ChatOutcome): object {
+  return {
+    ...reply,
+    source: 'system',
+    model,
+    provider,
+    usage: { input_tokens: usage.inputTokens, output_tokens: usage.outputTokens }
+  }
+}
+
+/** What an agent can do, without the words that it is told: those are the operator's. */
+function toAgentBody(agent: AgentDefinition, runs: AgentRuns | undefined): object {
+  const total = runs?.runs ?? 0
+  return {
+    id: agent.name,
+    name: agent.name,
+    description: agent.description,
+    agent_type: 'custom',
+    status: 'active',
+    config: {
+      model: agent.model,
+      tools: agent.tools,
+      max_tool_iterations: agent.maxToolIterations,
+      parallel_tools: agent.parallelTools
+    },
+    created_at: null,
+    last_run: runs === undefined ? null : toRfc3339(runs.lastRunAtMs),
+    total_runs: total,
+    success_rate: runs === undefined || total === 0 ? 0 : (total - runs.failures) / total
+  }
+}
+
+function toKeyBody({ id, name, prefix, createdAtMs, lastUsedAtMs, expiresAtMs }: ApiKey): object {
+  const orNull = (ms: number | null) => (ms === null ? null : toRfc3339(ms))
+  return {
+    id,
+    name,
+    prefix,
+    created_at: toRfc3339(createdAtMs),
+    last_used: orNull(lastUsedAtMs),
+    expires_at: orNull(expiresAtMs)
+  }
+}
+
+function toRfc3339(ms: number): string {
+  return new Date(ms).toISOString()
+}
