@@ -82,16 +82,24 @@ async function prepareAll(
   return targets
 }
 
-/** @returns a service that is not there, though entries that serve now would need it */
-function lacking(kernel: Kernel, { plugin, targets }: Swap): string | undefined {
-  const isThere = (service: string, target: Target) => {
+/** @returns a service that is not there, though the entry serves now and would have to wait for it */
+export function missingService(kernel: Kernel, id: string, target: Target): string | undefined {
+  if (kernel.fiber(id)?.current === undefined) return undefined
+  const { plugin } = target
+  return needsOf(plugin).find((service) => {
     const slot = kernel.services.find(service, realmOf(target, service))
     const requires = plugin.requires as Readonly<Record<string, string>>
-    return slot !== undefined && slot.open && meets(slot.version, requires[service])
-  }
+    return slot === undefined || !slot.open || !meets(slot.version, requires[service])
+  })
+}
+
+export function needsMissing(plugin: string, service: string): CodedError {
+  return new CodedError('PLUGIN_NEEDS_MISSING', `plugin '${plugin}' needs service '${service}', which is not there`)
+}
+
+function lacking(kernel: Kernel, { targets }: Swap): string | undefined {
   for (const [id, target] of targets) {
-    if (kernel.fiber(id)?.current === undefined) continue
-    const missing = needsOf(plugin).find((service) => !isThere(service, target))
+    const missing = missingService(kernel, id, target)
     if (missing !== undefined) return missing
   }
   return undefined
@@ -99,9 +107,7 @@ function lacking(kernel: Kernel, { plugin, targets }: Swap): string | undefined 
 
 async function takeOver({ kernel, log, untilSettled }: CodeSwapOptions, label: string, swap: Swap): Promise<void> {
   const missing = lacking(kernel, swap)
-  if (missing !== undefined) {
-    throw new CodedError('PLUGIN_NEEDS_MISSING', `plugin '${label}' needs service '${missing}', which is not there`)
-  }
+  if (missing !== undefined) throw needsMissing(label, missing)
   const served = [...swap.targets.keys()].some((id) => kernel.fiber(id)?.current !== undefined)
   const taken: { readonly id: string; readonly old: Target | undefined }[] = []
   for (const [id, target] of swap.targets) {

@@ -3,7 +3,7 @@ import { resolve } from 'node:path'
 import { type Change, changedFiles, edited, entryOf, etagOf, isAsRead, moving, removal } from './change.ts'
 import type { CodeLoader } from './code.ts'
 import { Codebase } from './codebase.ts'
-import { swapCode } from './code-swap.ts'
+import { missingService, needsMissing, swapCode } from './code-swap.ts'
 import { readProgram, type Source, sourceOf } from './compose.ts'
 import type {
   AppliedStep,
@@ -557,6 +557,7 @@ export class ProgramHost {
     for (const step of steps) {
       const now: Taken = { step, before: this.kernel.fiber(step.id)?.target }
       try {
+        this.#assertNeeds(step, targets)
         await this.#take(step, targets.get(step.id))
       } catch (error) {
         // A fiber that could not start is there all the same; one that could not be swapped serves on as it was.
@@ -571,6 +572,18 @@ export class ProgramHost {
       taken.push(now)
     }
     return steps.map(({ id, action }) => ({ id, action, ok: true, verified: true }))
+  }
+
+  /**
+   * Another plugin does not take the place of one that serves, only to wait for a service; unless the same change brings
+   * that service too.
+   */
+  #assertNeeds(step: Step, targets: ReadonlyMap<string, Target>): void {
+    const target = targets.get(step.id)
+    if (target === undefined || step.action !== 'rebuild-fiber' || step.from.plugin === step.to.plugin) return
+    const missing = missingService(this.kernel, step.id, target) as ServiceName | undefined
+    if (missing === undefined || [...targets.values()].some(({ plugin }) => plugin.provides.includes(missing))) return
+    throw needsMissing(step.to.plugin, missing)
   }
 
   async #verify(
