@@ -1,4 +1,4 @@
-import { readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { startProgram } from '../../authoring/testing.ts'
@@ -26,6 +26,18 @@ t.test('every sample of the guide names its file, and all of them type-check', a
   const typed = [...samples.keys()].filter((name) => name.endsWith('.ts'))
   t.ok(typed.length >= 5)
   t.equal(await typeCheck(folder, typed), '')
+})
+
+t.test('authors reach the contract of every built-in plugin by its name', (t) => {
+  const plugins = new URL('../../../plugins/', import.meta.url)
+  const contracts = readdirSync(plugins).filter((name) => existsSync(new URL(`${name}/types.ts`, plugins)))
+  const index = readFileSync(new URL('../../../authoring/index.ts', import.meta.url), 'utf8')
+  t.strictSame(
+    [...index.matchAll(/^export type \* as (\w+) from/gm)].map(([, name]) => name),
+    contracts,
+    'authoring/index.ts names each folder of plugins/ that has types.ts'
+  )
+  t.end()
 })
 
 t.test('the type check finds what is wrong with a sample', async (t) => {
