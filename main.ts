@@ -9,6 +9,7 @@ import { messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
 import { createJsonLogger, type Logger, type LogLevel } from './kernel/log.ts'
 import { planSteps } from './kernel/plan.ts'
+import { resolveConfig } from './kernel/program.ts'
 import { isGroup } from './kernel/tree.ts'
 
 const help = `heartwood ${version()}: a self-hosted agent server that never has to stop
@@ -19,11 +20,15 @@ commands
   serve      run the program (the default)
   validate   check the program and say all that is wrong with it; exit code 1 when something is
   plan       print the steps from nothing, or from another program, to this one
+  backup     copy the data to a new folder, also while a server uses it
+  restore    put a backup into a data folder that holds nothing
   plugin new NAME  write a plugin that works, with its test, beside the program file
 
 options
   --program FILE     the program file (default: ./program.toml)
-  --from FILE        with plan: the program that runs now
+  --from FILE        with plan: the program that runs now; with restore: the folder of the backup
+  --to DIR           with backup: where it goes
+  --verify           with restore: read every record back
   --data DIR         where the data is kept (wins over the file)
   --host HOST        where to listen (wins over HOST in the environment and over the file)
   --port PORT        likewise, with PORT
@@ -34,6 +39,8 @@ options
 const flagOptions = {
   program: { type: 'string', default: 'program.toml' },
   from: { type: 'string' },
+  to: { type: 'string' },
+  verify: { type: 'boolean', default: false },
   data: { type: 'string' },
   host: { type: 'string' },
   port: { type: 'string' },
@@ -59,7 +66,11 @@ async function main(): Promise<void> {
     if (command === 'serve') return await serve(values)
     if (command === 'validate') return await validate(values)
     if (command === 'plan') return await plan(values)
-    throw new TypeError(`unknown command '${command}'; known: serve, validate, plan, plugin`)
+    if (command === 'backup') return print(await (await storeVerbs()).runBackup(await dataFolder(values), values.to))
+    if (command === 'restore') {
+      return print(await (await storeVerbs()).runRestore(values.from, await dataFolder(values), values.verify))
+    }
+    throw new TypeError(`unknown command '${command}'; known: serve, validate, plan, backup, restore, plugin`)
   } catch (error) {
     process.stderr.write(`heartwood: ${messageOf(error)}\n`)
     process.exitCode = 1
@@ -133,6 +144,21 @@ async function plugin(flags: Flags, [verb, name, ...rest]: readonly string[]): P
   const { loader } = hostOptions(flags, flags.program)
   const folder = dirname(resolve(flags.program))
   print(await newPlugin(name, { folder, taken: loader.labels(), cwd: process.cwd() }))
+}
+
+/** Loaded where it is needed: the other verbs have no use for a database. */
+function storeVerbs() {
+  return import('./plugins/store/commands.ts')
+}
+
+/** Where the program keeps its data. */
+async function dataFolder(flags: Flags): Promise<string> {
+  if (flags.data !== undefined) return flags.data
+  const { entries } = await checkProgram(hostOptions(flags, flags.program))
+  const entry = entries.find(({ plugin, disabled }) => plugin === 'store' && !disabled)
+  const { path = './data' } = entry === undefined ? {} : resolveConfig(entry.config, process.env)
+  if (typeof path === 'string') return path
+  throw new TypeError(`${flags.program} does not say where its data is; name the folder: --data DIR`)
 }
 
 function hostOptions(flags: Flags, program: string): Omit<HostOptions, 'log'> {

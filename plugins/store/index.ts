@@ -22,6 +22,8 @@ const config = schemaOf<Config>({
   }
 })
 
+const readerCheckPeriodMs = 60_000
+
 export default definePlugin({
   name: 'store',
   essential: true,
@@ -32,11 +34,12 @@ export default definePlugin({
     const engine = await ctx.resource(
       'environment',
       { path },
-      () => openEngine(path),
+      () => openEngine(path, { onMigrated: (from, to) => ctx.log.info('migrated the data', { path, from, to }) }),
       (engine) => engine.close()
     )
     const store = createStore(engine)
     ctx.provide('store', store)
+    ctx.setInterval(() => engine.freeReaders(), readerCheckPeriodMs)
     ctx.contribute('http.checks', { name: 'database', check: () => store.ping() })
   }
 })

@@ -6,7 +6,8 @@ import { CodedError } from '../../kernel/index.ts'
 import { readMark } from './datafile.ts'
 import { toStoreError } from './failures.ts'
 import { prepareFolder, syncFolder } from './folder.ts'
-import { behind, type Bounds, writeKey } from './keys.ts'
+import { type Formats, formats, type Migrating } from './formats.ts'
+import { behind, type Bounds, boundsOf, decodeKey, encodeKey, keyBufferBytes, writeKey } from './keys.ts'
 import { lockFolder } from './lock.ts'
 import type { Key } from './types.ts'
 
@@ -60,56 +61,117 @@ export interface Engine {
   write<R>(work: (batch: Batch) => R): Promise<R>
   /** Resolves when all writes that were begun before are settled. */
   settled(): Promise<void>
+  /** Lets go of snapshots that other processes held when they were killed: their pages could never be used again. */
+  freeReaders(): void
   /** Keeps the engine open until `work` has ended. @throws CodedError `STORE_FAILED` when it is closing */
   during<R>(work: () => Promise<R>): Promise<R>
   /** Resolves when work under way has ended and the folder is free for others. */
   close(): Promise<void>
 }
 
-const format = 1
 /** Where the format stands. No collection has an empty name, so this is nobody's key, and the first one of the file. */
 const markKey = '\0heartwood'
-const dataFile = 'data.mdb'
+export const dataFile = 'data.mdb'
 /** Of one read of a range: entries, and UTF-16 units of their values. */
 const chunkEntries = 256
 const chunkUnits = 1_048_576
 
+export interface OpenOptions {
+  /** Those of this version when left out. */
+  readonly formats?: Formats
+  /** Told of each migration that was made. */
+  readonly onMigrated?: (from: number, to: number) => void
+}
+
 /**
- * Opens the data of a folder, which is made if it is not there.
+ * Opens the data of a folder, which is made if it is not there, and migrated if it is of an older format.
  * @throws CodedError `STORE_UNWRITABLE`, `STORE_LOCKED`, `STORE_DAMAGED`, `STORE_FORMAT`, `STORE_FULL`
  */
-export async function openEngine(folder: string): Promise<Engine> {
+export async function openEngine(folder: string, options: OpenOptions = {}): Promise<Engine> {
+  const known = options.formats ?? formats
   await prepareFolder(folder)
   const unlock = await lockFolder(folder)
   try {
     const path = join(folder, dataFile)
+    let found = known.version
     if (existsSync(path)) {
-      checkFormat(path)
+      found = readFormat(path, known)
       await access(path, constants.R_OK | constants.W_OK)
     } else {
-      await createDataFile(folder)
+      await createDataFile(folder, known.version)
     }
-    return createEngine(folder, openDatabase(folder), unlock)
+    const engine = createEngine(folder, openDatabase(folder), unlock)
+    try {
+      for (; found < known.version; found += 1) {
+        await migrate(engine, found, known)
+        options.onMigrated?.(found, found + 1)
+      }
+    } catch (error) {
+      await engine.close()
+      throw error
+    }
+    return engine
   } catch (error) {
     await unlock()
     throw toStoreError(error, folder)
   }
 }
 
-function checkFormat(path: string): void {
+/**
+ * The format of a data file that this version can read.
+ * @throws CodedError `STORE_FORMAT`, `STORE_DAMAGED`
+ */
+export function readFormat(path: string, { version, migrations }: Formats = formats): number {
   const found = Number(readMark(path, markKey))
-  if (found === format) return
-  throw new CodedError(
-    'STORE_FORMAT',
-    found > format
-      ? `${path} has data of format ${found}, this version reads up to ${format}: update Heartwood, or restore a backup made with this version`
-      : `${path} was not written by Heartwood: set another path for the store, or move the file away`,
-    { detail: { path, supported: format } }
-  )
+  const refuse = (why: string) =>
+    new CodedError('STORE_FORMAT', `${path} ${why}`, { detail: { path, supported: version } })
+  if (found > version) {
+    throw refuse(
+      `has data of format ${found}, this version reads up to ${version}: update Heartwood, or restore a backup made with this version`
+    )
+  }
+  if (!Number.isInteger(found) || found < 1) {
+    throw refuse('was not written by Heartwood: set another path for the store, or move the file away')
+  }
+  for (let from = found; from < version; from += 1) {
+    if (!migrations.has(from)) {
+      throw refuse(
+        `has data of format ${found}, which this version cannot migrate: start a version once that can, then this one`
+      )
+    }
+  }
+  return found
+}
+
+/** The data and its mark change together, or not at all. */
+async function migrate(engine: Engine, from: number, { migrations }: Formats): Promise<void> {
+  const scratch = Buffer.allocUnsafeSlow(keyBufferBytes)
+  await engine.write((batch) => {
+    const data: Migrating = {
+      *entries(collection) {
+        let left: Bounds | undefined = boundsOf(collection, [], scratch)
+        while (left !== undefined) {
+          const { entries, rest } = engine.entries(left, false, Number.POSITIVE_INFINITY)
+          for (const { key, text } of entries) yield [decodeKey(key), JSON.parse(text) as unknown]
+          left = rest
+        }
+      },
+      put(collection, key, value) {
+        const encoded = encodeKey(collection, key, scratch)
+        const version = engine.read(encoded) === undefined ? 0 : engine.version()
+        batch.put(encoded, JSON.stringify(value), version + 1)
+      },
+      remove(collection, key) {
+        batch.remove(encodeKey(collection, key, scratch))
+      }
+    }
+    migrations.get(from)?.(data)
+    batch.put(markKey, String(from + 1), from + 1)
+  })
 }
 
 /** The file appears with its mark in it: a start that is cut short leaves none, instead of one nobody vouches for. */
-async function createDataFile(folder: string): Promise<void> {
+async function createDataFile(folder: string, format: number): Promise<void> {
   const draft = join(folder, `${dataFile}.new`)
   await rm(draft, { recursive: true, force: true })
   const engine = createEngine(draft, openDatabase(draft), async () => {})
@@ -131,9 +193,10 @@ interface Wanted {
 
 type Database = RootDatabase<string, string>
 
-function openDatabase(folder: string): Database {
+function openDatabase(folder: string, readOnly = false): Database {
   const options: RootDatabaseOptionsWithPath & Record<string, unknown> = {
     path: folder,
+    readOnly,
     // A folder whose name has a dot in it is a folder all the same.
     noSubdir: false,
     permissionsMode: 0o600,
@@ -259,6 +322,10 @@ function createEngine(folder: string, db: Database, unlock: () => Promise<void>)
       await engine.write(() => {})
     },
 
+    freeReaders() {
+      if (!closed) db.readerCheck()
+    },
+
     async during(work) {
       if (closing !== undefined) throw new CodedError('STORE_FAILED', `the store in ${folder} is closed`)
       running += 1
@@ -286,4 +353,48 @@ function createEngine(folder: string, db: Database, unlock: () => Promise<void>)
     }
   }
   return engine
+}
+
+/** The data of a folder as it was at one moment, for whoever only reads; a server may be at work on it. */
+export interface DataReader {
+  /** Copies it into a folder that is there and empty, as one file without unused pages. */
+  copyTo(folder: string): Promise<void>
+  /**
+   * Reads every key and value.
+   * @returns how many there are
+   * @throws CodedError `STORE_DAMAGED`
+   */
+  readAll(): number
+  close(): Promise<void>
+}
+
+/** @throws CodedError `STORE_DAMAGED`, `STORE_FORMAT`, or `STORE_FAILED` when there is nothing to read */
+export function openReader(folder: string): DataReader {
+  const path = join(folder, dataFile)
+  if (!existsSync(path)) {
+    throw new CodedError(
+      'STORE_FAILED',
+      `there is no data in ${folder}: it is another folder, or nothing was stored yet`
+    )
+  }
+  readFormat(path)
+  const db = openDatabase(folder, true)
+  return {
+    copyTo: (target) => db.backup(target, true),
+    readAll() {
+      let count = 0
+      for (const key of db.getKeys({ start: '\0', end: '\xff' })) {
+        try {
+          // What the store keeps for itself lies in no collection.
+          if (!key.startsWith('\0')) decodeKey(key)
+          JSON.parse(db.get(key) ?? '')
+        } catch (cause) {
+          throw new CodedError('STORE_DAMAGED', `${path} is damaged: record ${count} cannot be read`, { cause })
+        }
+        count += 1
+      }
+      return count
+    },
+    close: () => db.close()
+  }
 }

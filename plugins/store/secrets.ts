@@ -4,13 +4,16 @@ import { CodedError } from '../../kernel/index.ts'
 import { toStoreError } from './failures.ts'
 import { syncFolder } from './folder.ts'
 
+/** Names that secrets have as files of the data folder. */
+export const secretName = /^[A-Z][A-Z0-9_]{0,63}$/
+
 /** See `secret` of the contract. One that is there wins over one that is being made. */
 export async function keepSecret(
   folder: string,
   name: string,
   make: () => string
 ): Promise<{ readonly value: string; readonly path: string; readonly created: boolean }> {
-  if (!/^[A-Z][A-Z0-9_]{0,63}$/.test(name)) throw new TypeError(`not a name for a secret: ${JSON.stringify(name)}`)
+  if (!secretName.test(name)) throw new TypeError(`not a name for a secret: ${JSON.stringify(name)}`)
   const path = join(folder, name)
   try {
     const kept = await readSecret(path)

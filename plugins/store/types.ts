@@ -51,7 +51,8 @@ export interface WriteOptions {
  * Codes: `STORE_CONFLICT`, `STORE_KEY_INVALID` (of a key, or the name of a collection: 1 to 64 printable ASCII
  * characters), `STORE_FULL` (no room on disk; writes work again once there is), `STORE_FAILED` (the engine refused, or is
  * closed). Its start can fail with `STORE_UNWRITABLE`, `STORE_LOCKED` (detail `folder`, and `pid` of the holder where it
- * is known), `STORE_DAMAGED`, `STORE_FORMAT` (written by a newer version, or by something else).
+ * is known), `STORE_DAMAGED`, `STORE_FORMAT` (written by a newer version, one that is too old, or something else). A
+ * backup or restore can fail with these, and with `STORE_BACKUP_EXISTS`, `STORE_BACKUP_INVALID` or `STORE_NOT_EMPTY`.
  */
 export interface Store extends Reader {
   /**

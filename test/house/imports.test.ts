@@ -36,6 +36,9 @@ const nodeOwners: Readonly<Record<string, readonly string[]>> = {
   'node:worker_threads': ['plugins/workers']
 }
 
+/** What the command line can do without a running program. */
+const verbs: readonly string[] = ['plugins/store/commands.ts']
+
 /** The kernel loads plugins, and a worker thread the tasks that plugins contributed. */
 const loaders: readonly string[] = ['kernel', 'plugins/workers']
 
@@ -47,7 +50,7 @@ function allowed(from: string, to: string, typeOnly: boolean): boolean {
   if (to === computed) return loaders.includes(home)
   if (to.startsWith('node:')) return nodeOwners[to]?.includes(home) ?? true
   if (to.startsWith(`${home}/`)) return true
-  if (home === 'main.ts') return to.startsWith('kernel/') || to.startsWith('authoring/')
+  if (home === 'main.ts') return to.startsWith('kernel/') || to.startsWith('authoring/') || verbs.includes(to)
   if (home === 'authoring') return to.startsWith('kernel/') || (typeOnly && /^plugins\/[^/]+\/types\.ts$/.test(to))
   if (home.startsWith('plugins/')) {
     if (to === 'kernel/index.ts') return typeOnly || !task
