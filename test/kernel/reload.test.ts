@@ -1,5 +1,15 @@
 import { execFile } from 'node:child_process'
-import { mkdirSync, readFileSync, renameSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
+import {
+  lstatSync,
+  mkdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  unlinkSync,
+  utimesSync,
+  writeFileSync
+} from 'node:fs'
 import { dirname, join, relative } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
@@ -34,7 +44,11 @@ const programTaken = 'the program file was taken in'
 const programRefused = 'the program file was refused'
 
 /** A running program in a folder of its own that follows its files. Plugins find `note` among the globals. */
-async function live(t: Test, files: Readonly<Record<string, string>>): Promise<Live> {
+async function live(
+  t: Test,
+  files: Readonly<Record<string, string>>,
+  prepare: (folder: string) => void = () => {}
+): Promise<Live> {
   const folder = t.testdir({})
   const write = (name: string, text: string) => {
     mkdirSync(dirname(join(folder, name)), { recursive: true })
@@ -42,6 +56,7 @@ async function live(t: Test, files: Readonly<Record<string, string>>): Promise<L
     renameSync(join(folder, `${name}.saving`), join(folder, name))
   }
   for (const [name, text] of Object.entries(files)) write(name, text)
+  prepare(folder)
 
   const notes: string[] = []
   Object.assign(globalThis, { note: (text: string) => notes.push(text) })
@@ -400,6 +415,48 @@ t.test(
   }
 )
 
+t.test('KERNEL-08: what old code made in a listener ends with it', async (t) => {
+  const ticking = (n: number) =>
+    plugin('a', `${n}`, {
+      body: `ctx.on('go', () => {
+        ctx.setInterval(() => note('tick ${n}'), 1)
+        ctx.effect(() => () => note('made in a listener of ${n}, and undone'))
+      })`
+    })
+  const { control, host, logged, notes, write } = await live(t, { 'program.toml': entry('a'), 'a.ts': ticking(1) })
+  const go = () => (host.kernel.events as { emit(event: string): void }).emit('go')
+  go()
+  await until(() => notes.includes('tick 1'))
+  write('a.ts', ticking(2))
+  await logged(taken)
+  await until(() => notes.includes('undo a 1'))
+  t.ok(notes.includes('made in a listener of 1, and undone'))
+  notes.length = 0
+  go()
+  await until(() => notes.filter((note) => note === 'tick 2').length > 3)
+  t.notOk(notes.includes('tick 1'))
+  await control.toggleEntry('a')
+  await until(() => notes.includes('undo a 2'))
+  t.ok(notes.includes('made in a listener of 2, and undone'))
+})
+
+t.test('what is saved while the program starts is not missed', async (t) => {
+  const second = plugin('a', 'config.n', { manifest: 'config: {},' })
+  const { logged, version } = await live(t, {
+    'program.toml': entry('a'),
+    'second.txt': second,
+    'a.ts': plugin('a', '1', {
+      imports: "import { copyFileSync, writeFileSync } from 'node:fs'\nimport { join } from 'node:path'",
+      body: `
+        const folder = import.meta.dirname
+        copyFileSync(join(folder, 'second.txt'), join(folder, 'a.ts'))
+        writeFileSync(join(folder, 'program.toml'), '[[entry]]\\nid = "a"\\nplugin = "./a.ts"\\nconfig = { n = 2 }\\n')`
+    })
+  })
+  await logged(programTaken)
+  t.equal(version('a'), 2)
+})
+
 t.test('I18: the event says which plugins were reloaded, and of which files', async (t) => {
   const { folder, host, logged, write } = await live(t, {
     'program.toml': entry('a') + entry('b') + '[[entry]]\nid = "a:2"\nplugin = "./a.ts"\n' + 'isolate = "two"\n',
@@ -556,6 +613,35 @@ t.test(
     await logged(programTaken)
     t.equal(version('a'), 7)
     t.equal(lines.filter((line) => line.message === programTaken).length, 5)
+  }
+)
+
+t.test(
+  'CONFIG-03, CONFIG-04: a program behind a link, with a byte-order mark or CRLF, is followed and stays one',
+  async (t) => {
+    const program = (n: number) => entry('a', `config = { n = ${n} }`)
+    const { control, folder, lines, logged, read, version, write } = await live(
+      t,
+      { 'there/program.toml': program(0), 'a.ts': plugin('a', 'config.n', { manifest: 'config: {},' }) },
+      (folder) => symlinkSync('there/program.toml', join(folder, 'program.toml'))
+    )
+    write('there/program.toml', program(1))
+    await logged(programTaken)
+    t.equal(version('a'), 1)
+    await control.patchEntry('a', { config: { n: 2 } })
+    t.ok(lstatSync(join(folder, 'program.toml')).isSymbolicLink())
+    t.match(read('there/program.toml'), /n = 2/)
+    write('there/program.toml', `\uFEFF${program(3)}`)
+    await logged(programTaken)
+    write('there/program.toml', program(4).replaceAll('\n', '\r\n'))
+    await logged(programTaken)
+    t.equal(version('a'), 4)
+    write('other.toml', program(5))
+    unlinkSync(join(folder, 'program.toml'))
+    symlinkSync('other.toml', join(folder, 'program.toml'))
+    await logged(programTaken)
+    t.equal(version('a'), 5)
+    t.equal(lines.filter((line) => line.message === programTaken).length, 4, 'the own write was not one of them')
   }
 )
 
