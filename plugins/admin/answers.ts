@@ -42,6 +42,7 @@ export async function answered(refusal: Refusal, work: () => Promise<Reply>): Pr
 
 const kinds: Readonly<Record<string, readonly [status: number, code?: string]>> = {
   KERNEL_NOT_STARTED: [503],
+  AUDIT_FAILED: [503],
   PROGRAM_NO_ENTRY: [404, 'NOT_FOUND'],
   PROGRAM_MOVE_REFUSED: [409, 'CONFLICT'],
   PROGRAM_INCLUDED: [409, 'CONFLICT'],

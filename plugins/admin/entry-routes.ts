@@ -10,6 +10,7 @@ import {
 } from '../../kernel/index.ts'
 import type { Reply, Request, Route } from '../http/types.ts'
 import { anyObject, answered, base, json } from './answers.ts'
+import type { Recorder, Subject } from './recording.ts'
 
 type Params = { id: string }
 type Query = { dry_run: boolean }
@@ -35,7 +36,18 @@ const changeReplies = Object.fromEntries([200, 400, 404, 409, 412, 422, 500, 503
  * Reads and changes the entries of the program. The bodies are those of the API's document, refusals included;
  * `dry_run`, `ETag` and `If-Match` are additions.
  */
-export function entryRoutes(kernel: KernelControl): readonly Route[] {
+export function entryRoutes(kernel: KernelControl, record: Recorder): readonly Route[] {
+  /** The change on record; a dry run is none. */
+  const make = <R extends Changed>(
+    request: AnyRequest,
+    subject: Subject,
+    work: (options: ChangeOptions) => Promise<R>
+  ) => {
+    const options = optionsOf(request)
+    return options.dryRun === true ? work(options) : record(request, subject, () => work(options))
+  }
+  const ofEntry = (action: string, id: string, body?: unknown): Subject => ({ action, type: 'entry', id, body })
+
   const listEntries: Route = {
     method: 'GET',
     path: `${base}/entries`,
@@ -67,9 +79,11 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
     handle: (request) => {
       const wrong = wrongEntry(request.body)
       if (wrong !== undefined) return json(400, { applied: [], error: wrong, code: 'INVALID_INPUT' })
-      return answered({ missing: { applied: [] }, refused: { applied: [] } }, async () =>
-        changed(request, await kernel.putEntry(toInput(request.body), optionsOf(request)), {})
-      )
+      const input = toInput(request.body)
+      return answered({ missing: { applied: [] }, refused: { applied: [] } }, async () => {
+        const subject = ofEntry('entry.put', input.id, request.body)
+        return changed(request, await make(request, subject, (options) => kernel.putEntry(input, options)), {})
+      })
     }
   }
 
@@ -86,14 +100,17 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
       const wrong = wrongPatch(request.body)
       if (wrong !== undefined) return json(400, { patched: false, error: wrong, code: 'INVALID_INPUT' })
       const refusal = { missing: { patched: false }, refused: { applied: [], patched: false, reloaded: false } }
+      const { id } = request.params
       return answered(refusal, async () => {
-        const result = await kernel.patchEntry(request.params.id, request.body as EntryPatch, optionsOf(request))
+        const subject = ofEntry('entry.patch', id, request.body)
+        const result = await make(request, subject, (options) =>
+          kernel.patchEntry(id, request.body as EntryPatch, options)
+        )
         const { renamed, entry } = result
-        return changed(request, result, {
-          patched: true,
-          ...(renamed === undefined ? {} : { renamed }),
-          entry: toEntry(entry)
-        })
+        if (renamed === undefined) return changed(request, result, { patched: true, entry: toEntry(entry) })
+        // What became of the moved entry itself is told by `entry`, as the document prints it.
+        const applied = result.applied.filter((step) => step.id !== entry.id || step.action !== 'update-config')
+        return changed(request, { ...result, applied }, { patched: true, renamed, entry: toEntry(entry) })
       })
     }
   }
@@ -106,9 +123,11 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
     summary: 'Delete an entry with all below it',
     replies: changeReplies,
     handle: (request) =>
-      answered({ missing: { deleted: false }, refused: { applied: [], deleted: false } }, async () =>
-        changed(request, await kernel.deleteEntry(request.params.id, optionsOf(request)), {})
-      )
+      answered({ missing: { deleted: false }, refused: { applied: [], deleted: false } }, async () => {
+        const { id } = request.params
+        const subject = ofEntry('entry.delete', id)
+        return changed(request, await make(request, subject, (options) => kernel.deleteEntry(id, options)), {})
+      })
   }
 
   const toggleEntry: Route<Params, Query> = {
@@ -120,7 +139,8 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
     replies: changeReplies,
     handle: (request) =>
       answered({ missing: { toggled: false }, refused: { applied: [], toggled: false } }, async () => {
-        const result = await kernel.toggleEntry(request.params.id, optionsOf(request))
+        const { id } = request.params
+        const result = await make(request, ofEntry('entry.toggle', id), (options) => kernel.toggleEntry(id, options))
         return changed(request, result, { disabled: result.disabled })
       })
   }
@@ -139,8 +159,10 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
       if (wrong !== undefined) return json(400, { error: wrong, code: 'INVALID_INPUT' })
       const { parent, position } = request.body as { parent?: string | null; position?: number }
       return answered({ missing: { moved: false }, refused: { moved: false } }, async () => {
-        const options = optionsOf(request)
-        const result = await kernel.moveEntry(request.params.id, parent ?? null, position, options)
+        const { id } = request.params
+        const result = await make(request, ofEntry('entry.move', id, request.body), (options) =>
+          kernel.moveEntry(id, parent ?? null, position, options)
+        )
         const { renamed, applied, planned } = result
         const noop = renamed.length === 0 && applied.length === 0 && planned.length === 0
         return changed(request, result, { moved: true, noop, renamed })
@@ -156,18 +178,21 @@ export function entryRoutes(kernel: KernelControl): readonly Route[] {
     summary: 'Take the program file as it is on disk now',
     replies: changeReplies,
     handle: (request) =>
-      answered({ missing: { reloaded: false }, refused: { reloaded: false }, named: true }, async () =>
-        changed(request, await kernel.reload(optionsOf(request)), {})
-      )
+      answered({ missing: { reloaded: false }, refused: { reloaded: false }, named: true }, async () => {
+        const subject: Subject = { action: 'program.reload', type: 'program', id: 'program' }
+        return changed(request, await make(request, subject, (options) => kernel.reload(options)), {})
+      })
   }
 
   const routes = [listEntries, putEntry, patchEntry, deleteEntry, toggleEntry, moveEntry, reload]
   return routes as unknown as readonly Route[]
 }
 
-function optionsOf(request: Request<never, Query, never> | Request<Params, Query> | Request): ChangeOptions {
+type AnyRequest = Pick<Request<unknown, Query>, 'header' | 'query' | 'address' | 'id' | 'principal'>
+
+function optionsOf(request: AnyRequest): ChangeOptions {
   const ifMatch = request.header('if-match')
-  return { dryRun: (request.query as Query).dry_run, ...(ifMatch === undefined ? {} : { ifMatch }) }
+  return { dryRun: request.query.dry_run, ...(ifMatch === undefined ? {} : { ifMatch }) }
 }
 
 /** What was applied and the members of the route; of a dry run only the plan. */

@@ -6,12 +6,17 @@ import {
   type KernelControl
 } from '../../kernel/index.ts'
 import type { Reply, Request, Route } from '../http/types.ts'
-import { anyObject, base, json } from './answers.ts'
+import { anyObject, answered, base, json } from './answers.ts'
+import type { Recorder, Subject } from './recording.ts'
 
 type NameRequest = Request<{ name: string }>
 
 /** What runs, and what of it can be taken away and given back. */
-export function serviceRoutes(kernel: KernelControl, events: EventsService | undefined): readonly Route[] {
+export function serviceRoutes(
+  kernel: KernelControl,
+  events: EventsService | undefined,
+  record: Recorder
+): readonly Route[] {
   const listServices: Route = {
     method: 'GET',
     path: `${base}/services`,
@@ -64,9 +69,12 @@ export function serviceRoutes(kernel: KernelControl, events: EventsService | und
     summary: "Take a service of the kernel's own away, unless active fibers need it",
     guard: 'admin',
     replies: { 200: anyObject, 409: anyObject },
-    handle: async ({ params: { name } }: NameRequest) => {
+    errors: { AUDIT_FAILED: 503 },
+    handle: async (request: NameRequest) => {
+      const { name } = request.params
       try {
-        const { retired, type, woken } = await kernel.retireService(name)
+        const subject = ofService('service.retire', name)
+        const { retired, type, woken } = await record(request, subject, () => kernel.retireService(name))
         const removed_type = retired ? type : null
         return { body: { retired, service: name, removed_type, cascaded_notify: woken } }
       } catch (error) {
@@ -82,9 +90,12 @@ export function serviceRoutes(kernel: KernelControl, events: EventsService | und
     summary: "Give a service of the kernel's own back",
     guard: 'admin',
     replies: { 200: anyObject, 400: anyObject },
-    handle: async ({ params: { name } }: NameRequest) => {
+    errors: { AUDIT_FAILED: 503 },
+    handle: async (request: NameRequest) => {
+      const { name } = request.params
       try {
-        const { provided, type } = await kernel.provideService(name)
+        const subject = ofService('service.provide', name)
+        const { provided, type } = await record(request, subject, () => kernel.provideService(name))
         const body = provided
           ? { provided, service: name, type }
           : { provided, service: name, reason: 'already present' }
@@ -104,29 +115,50 @@ export function serviceRoutes(kernel: KernelControl, events: EventsService | und
     summary: 'Swap a provider for one of another config; consumers find no gap',
     guard: 'admin',
     body: {},
-    replies: { 200: anyObject, 400: anyObject, 409: anyObject },
-    handle: ({ params, body }) => replace(kernel, params['name'] as string, body)
+    replies: {
+      200: anyObject,
+      400: anyObject,
+      409: anyObject,
+      412: anyObject,
+      422: anyObject,
+      500: anyObject,
+      503: anyObject
+    },
+    handle: (request) => replace(kernel, request, record)
   }
 
   return [listServices, listUndo, countEvents, retireService, provideService, replaceProvider] as readonly Route[]
 }
 
-async function replace(kernel: KernelControl, name: string, body: unknown): Promise<Reply> {
+function ofService(action: string, id: string, body?: unknown): Subject {
+  return { action, type: 'service', id, body }
+}
+
+async function replace(
+  kernel: KernelControl,
+  request: Request<Record<string, string>>,
+  record: Recorder
+): Promise<Reply> {
+  const { params, body } = request
+  const name = params['name'] as string
   const config = configOf(body)
   if (config === undefined) {
     const found = JSON.stringify(body)?.slice(0, 200) ?? 'nothing'
     const error = `body must be {"config": <value>} carrying the new provider configuration; got ${found}`
     return json(400, { replaced: false, error, code: 'INVALID_INPUT' })
   }
-  try {
-    const { plugin, fiberId } = await kernel.replaceProvider(name, config)
-    return { body: { replaced: true, plugin, fiber_id: fiberId } }
-  } catch (error) {
-    if (!isCoded(error, 'PROVIDER_NOT_REPLACED')) throw error
-    const issues = error.detail?.['issues']
-    const reason = error.message
-    return json(409, { replaced: false, service: name, reason, ...(issues === undefined ? {} : { issues }) })
-  }
+  return answered({ missing: { replaced: false }, refused: { replaced: false } }, async () => {
+    try {
+      const subject = ofService('service.replace', name, { config })
+      const { plugin, fiberId } = await record(request, subject, () => kernel.replaceProvider(name, config))
+      return json(200, { replaced: true, plugin, fiber_id: fiberId })
+    } catch (error) {
+      if (!isCoded(error, 'PROVIDER_NOT_REPLACED')) throw error
+      const issues = error.detail?.['issues']
+      const reason = error.message
+      return json(409, { replaced: false, service: name, reason, ...(issues === undefined ? {} : { issues }) })
+    }
+  })
 }
 
 /** `null` is an empty config; anything else that is no table is none. */

@@ -1,7 +1,8 @@
 import { chmodSync, readFileSync, writeFileSync } from 'node:fs'
 import { dirname } from 'node:path'
 import t from 'tap'
-import { definePlugin, schemaOf } from '../../kernel/index.ts'
+import { CodedError, definePlugin, schemaOf } from '../../kernel/index.ts'
+import type {} from '../../plugins/audit/types.ts'
 import { type ProgramHouse, startProgram } from '../harness.ts'
 
 // Rows H01 to H56 of the kernel's table of cases, each named by its id.
@@ -506,6 +507,114 @@ t.test('H54 many writers at once end with file, tree and listing in agreement', 
   t.strictSame(pending, [], 'the file says what runs')
   t.equal(current.filter(({ id }) => id.startsWith('e')).length, 8)
   for (const { id } of current.slice(6)) t.equal(fiberOf(house, id)?.state, 'Active')
+})
+
+t.test('H56 every change is on record: who, what and how it ended, never a value', async (t) => {
+  const audit = entry('audit').replace('"plain"', '"audit"')
+  const house = await startProgram(t, `${audit}${calcEntry}${entry('old')}${group('g')}`, {
+    calc: calcPlugin(),
+    plain: plainPlugin
+  })
+  const secret = 'sesame-open'
+  const config = { api_key: secret, url: secret, nested: { token: secret } }
+  const requests: [string, string, unknown?][] = [
+    ['PUT', '/entries', { id: 'new', plugin: 'plain', config, disabled: false }],
+    ['PATCH', '/entries/new', { config: { api_key: secret }, intercept: { calc_service: { password: secret } } }],
+    ['POST', '/entries/new/toggle'],
+    ['POST', '/entries/new/move', { parent: 'g', position: 0 }],
+    ['DELETE', '/entries/old'],
+    ['PATCH', '/entries/calc', { config: { precision: 2 } }],
+    ['PATCH', '/entries/nope', { disabled: true }],
+    ['POST', '/entries/reload'],
+    ['POST', '/services/calc/replace', { config: { precision: 13, url: secret } }],
+    ['POST', '/services/events_service/retire'],
+    ['POST', '/services/events_service/provide'],
+    ['POST', '/services/nope/provide']
+  ]
+  const unrecorded: [string, string, unknown?][] = [
+    ['PUT', '/entries?dry_run=true', { id: 'dry', plugin: 'plain' }],
+    ['POST', '/entries/calc/move', { position: -1 }],
+    ['GET', '/entries']
+  ]
+  const ids: (string | undefined)[] = []
+  for (const [method, path, body] of [...requests, ...unrecorded]) {
+    const { headers } = await house.admin(method, path, body)
+    ids.unshift(headers['x-request-id'])
+  }
+  const rows = await house.services('audit').list({ limit: 50, offset: 0 })
+  t.strictSame(
+    rows.toReversed().map(({ action, resource, status, details }) => {
+      const { fields = [], applied, error } = details ?? {}
+      return [action, `${resource.type} ${resource.id}`, fields.join(), status, error?.code ?? applied]
+    }),
+    [
+      [
+        'entry.put',
+        'entry new',
+        'id,plugin,config.api_key,config.url,config.nested,disabled',
+        'done',
+        { steps: ['begin new'] }
+      ],
+      ['entry.patch', 'entry new', 'config.api_key,intercept', 'done', { steps: ['update-config new'] }],
+      ['entry.toggle', 'entry new', '', 'done', { steps: ['retire new'], disabled: true }],
+      ['entry.move', 'entry new', 'parent,position', 'done', { steps: [], renamed: [['new', 'g:new']] }],
+      ['entry.delete', 'entry old', '', 'done', { steps: ['retire old'] }],
+      ['entry.patch', 'entry calc', 'config.precision', 'failed', 'PROGRAM_PREFLIGHT_FAILED'],
+      ['entry.patch', 'entry nope', 'disabled', 'failed', 'PROGRAM_NO_ENTRY'],
+      ['program.reload', 'program program', '', 'done', { steps: [] }],
+      ['service.replace', 'service calc', 'config.precision,config.url', 'failed', 'PROVIDER_NOT_REPLACED'],
+      ['service.retire', 'service events_service', '', 'done', {}],
+      ['service.provide', 'service events_service', '', 'done', {}],
+      ['service.provide', 'service nope', '', 'failed', 'SERVICE_NOT_DIRECT']
+    ]
+  )
+  t.strictSame(
+    rows.map(({ requestId }) => requestId),
+    ids.slice(unrecorded.length)
+  )
+  for (const { actor, address } of rows) t.match({ actor, address }, { actor: 'admin_secret', address: /./ })
+  t.notMatch(JSON.stringify(rows), secret)
+})
+
+t.test('the log itself is switched off on record; after that nothing is recorded', async (t) => {
+  const house = await startProgram(t, entry('audit').replace('"plain"', '"audit"'), { plain: plainPlugin })
+  t.match(await house.admin('POST', '/entries/audit/toggle'), { status: 200, body: { disabled: true } })
+  t.match(await house.admin('PUT', '/entries', { id: 'x', plugin: 'plain' }), { status: 200 })
+  t.match(await house.admin('POST', '/entries/audit/toggle'), { status: 200, body: { disabled: false } })
+  t.match(await house.admin('POST', '/entries/x/toggle'), { status: 200 })
+  const rows = await house.services('audit').list({ limit: 50, offset: 0 })
+  t.match(rows, [
+    { action: 'entry.toggle', resource: { id: 'x' }, status: 'done' },
+    { action: 'entry.toggle', resource: { id: 'audit' }, status: 'done' }
+  ])
+  t.equal(rows.length, 2)
+})
+
+t.test('a change that cannot be put on record first is not made', async (t) => {
+  const deaf = definePlugin({
+    name: 'deaf',
+    provides: ['audit'],
+    apply(ctx) {
+      const refuse = () => Promise.reject(new CodedError('AUDIT_FAILED', 'the change was not made'))
+      ctx.provide('audit', { record: () => {}, around: refuse, list: () => Promise.resolve([]) })
+    }
+  })
+  const house = await startProgram(t, `${calcEntry}${entry('audit').replace('"plain"', '"deaf"')}`, {
+    calc: calcPlugin(),
+    deaf
+  })
+  const text = house.text()
+  const requests: [string, string, unknown?][] = [
+    ['PATCH', '/entries/calc', { config: { precision: 2, url: 'x' } }],
+    ['DELETE', '/entries/calc'],
+    ['POST', '/services/calc/replace', { config: { precision: 2, url: 'x' } }],
+    ['POST', '/services/events_service/retire']
+  ]
+  for (const [method, path, body] of requests) {
+    t.match(await house.admin(method, path, body), { status: 503, body: { error: /the change was not made/ } })
+  }
+  t.equal(house.text(), text)
+  t.equal(house.services('calc_service').precision(), 6)
 })
 
 t.test('a reload takes the file as it is; a broken one changes nothing and refuses edits', async (t) => {

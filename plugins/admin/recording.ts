@@ -1,0 +1,52 @@
+import type { AppliedStep, Renamed } from '../../kernel/index.ts'
+import type { Audit } from '../audit/types.ts'
+import type { Request } from '../http/types.ts'
+
+/** What of a request the log has to know; any request is one. */
+type Asked = Pick<Request, 'address' | 'id' | 'principal'>
+
+export interface Subject {
+  /** Such as `entry.patch`. */
+  readonly action: string
+  readonly type: 'entry' | 'program' | 'service'
+  readonly id: string
+  /** The body whose members change; of its values nothing is recorded. */
+  readonly body?: unknown
+}
+
+/** What of a result is worth keeping; of a config nothing. */
+interface Made {
+  readonly applied?: readonly AppliedStep[]
+  readonly renamed?: Renamed | undefined
+  readonly disabled?: boolean
+}
+
+/** Makes a change on record: it is in the log before it begins, and its outcome after. */
+export type Recorder = <R extends object>(request: Asked, subject: Subject, work: () => Promise<R>) => Promise<R>
+
+/** Without a log, changes are made unrecorded. */
+export function createRecorder(audit: Audit | undefined): Recorder {
+  if (audit === undefined) return (_request, _subject, work) => work()
+  return ({ principal, address, id: requestId }, { action, type, id, body }, work) =>
+    audit.around(
+      { actor: principal.id, address, requestId, action, resource: { type, id }, fields: fieldsOf(body) },
+      work,
+      ({ applied, renamed, disabled }: Made) => ({
+        steps: applied?.map((step) => `${step.action} ${step.id}`),
+        renamed,
+        disabled
+      })
+    )
+}
+
+/** Names of the members of a body, and of those of its config. */
+function fieldsOf(body: unknown): readonly string[] {
+  return membersOf(body).flatMap(([name, value]) => {
+    const inner = name === 'config' ? membersOf(value).map(([key]) => `config.${key}`) : []
+    return inner.length > 0 ? inner : [name]
+  })
+}
+
+function membersOf(value: unknown): readonly (readonly [string, unknown])[] {
+  return value !== null && typeof value === 'object' && !Array.isArray(value) ? Object.entries(value) : []
+}
