@@ -3,7 +3,6 @@ import { readFileSync } from 'node:fs'
 import { dirname, relative, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
-import { newPlugin } from './authoring/new-plugin.ts'
 import { createCodeLoader } from './kernel/code.ts'
 import { messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
@@ -141,6 +140,7 @@ async function plugin(flags: Flags, [verb, name, ...rest]: readonly string[]): P
   if (verb !== 'new' || name === undefined || rest.length > 0) {
     throw new TypeError('usage: heartwood plugin new NAME')
   }
+  const { newPlugin } = await import('./authoring/new-plugin.ts')
   const { loader } = hostOptions(flags, flags.program)
   const folder = dirname(resolve(flags.program))
   print(await newPlugin(name, { folder, taken: loader.labels(), cwd: process.cwd() }))
