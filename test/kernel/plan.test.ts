@@ -201,3 +201,8 @@ t.test('entries that only point to a parent move with it and keep their ids', as
     { id: 'outer' }
   ])
 })
+
+t.test('H43 an id that two other entries have is no fault of a move', async (t) => {
+  const tree = [group('g'), entry('twice'), entry('twice'), entry('a')]
+  t.strictSame(moveEntry(tree, 'a', 'g', undefined).renamed, [['a', 'g:a']])
+})

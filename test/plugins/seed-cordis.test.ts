@@ -203,7 +203,7 @@ t.test('a move keeps fibers, and says what it is called now', async (t) => {
   answers(t, await again({}), 200, '{"renamed": [["tools-group:calc", "calc"]]}')
 })
 
-t.test('while the kernel starts, its entries are not known yet', async (t) => {
+t.test('H51 while the kernel starts, its entries are not known yet', async (t) => {
   const replies: DispatchReply[] = []
   const early = definePlugin({
     name: 'early',
