@@ -8,17 +8,7 @@ const root = fileURLToPath(new URL('../../../', import.meta.url))
 const compiled = fileURLToPath(new URL('../../', import.meta.url))
 
 interface Manifest {
-  readonly exports: Readonly<Record<string, unknown>>
   readonly files: readonly string[]
-}
-
-/** What an author reaches by name. */
-const authoring: Manifest = {
-  exports: {
-    '.': { types: './dist/authoring/index.d.ts', default: './dist/kernel/index.js' },
-    './testing': { types: './dist/authoring/testing.d.ts', default: './dist/authoring/testing.js' }
-  },
-  files: ['dist/authoring']
 }
 
 /**
@@ -28,12 +18,10 @@ const authoring: Manifest = {
 export function install(folder: string): void {
   const target = join(folder, 'node_modules', 'heartwood')
   const manifest = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as Manifest
-  const exports = { ...manifest.exports, ...authoring.exports }
-  const files = new Set([...manifest.files, ...authoring.files])
   mkdirSync(join(target, 'dist'), { recursive: true })
-  writeFileSync(join(target, 'package.json'), JSON.stringify({ ...manifest, exports }))
+  writeFileSync(join(target, 'package.json'), JSON.stringify(manifest))
   writeFileSync(join(folder, 'package.json'), '{ "private": true }')
-  for (const file of files) {
+  for (const file of manifest.files) {
     if (file.startsWith('dist/')) symlinkSync(join(compiled, file.slice('dist/'.length)), join(target, file))
   }
   // The tools that an author's own project has.
