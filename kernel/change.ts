@@ -18,14 +18,14 @@ export interface Change {
 }
 
 /** The program with the edits made: in the one file they are about, where there is one. */
-export async function edited(source: Source, { edits, order }: Change): Promise<Source> {
+export function edited(source: Source, { edits, order }: Change): Source {
   const { program, files } = source
   const [main] = files
   if (main === undefined) return sourceOf({ ...program, entries: editEntries(program.entries, edits) })
   const file = fileOf(source, edits) ?? main
   const parsed = editFile(file, main, edits)
   const known = files.map((each) => (each === file ? { ...each, parsed } : each))
-  const wanted = parsed === file.parsed ? source : await compose(file === main ? parsed : main.parsed, known)
+  const wanted = parsed === file.parsed ? source : compose(file === main ? parsed : main.parsed, known)
   const reached = wanted.program.entries.map(({ id }) => id)
   if (order === undefined || isDeepStrictEqual(reached, order)) return wanted
   throw elsewhere(`the position asked for is not within ${file.parsed.file}, where the entry stands`)
@@ -86,11 +86,8 @@ function elsewhere(message: string): CodedError {
 }
 
 /** Whether every file is still what it was when it was read. */
-export async function isAsRead({ files }: Source): Promise<boolean> {
-  for (const { parsed } of files) {
-    if (Buffer.compare(await readBytes(parsed.file), Buffer.from(parsed.text)) !== 0) return false
-  }
-  return true
+export function isAsRead({ files }: Source): boolean {
+  return files.every(({ parsed }) => readBytes(parsed.file).equals(Buffer.from(parsed.text)))
 }
 
 export function changedFiles(source: Source, wanted: Source): readonly SourceFile[] {

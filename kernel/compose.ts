@@ -1,4 +1,4 @@
-import { readFile, realpath, stat } from 'node:fs/promises'
+import { readFileSync, realpathSync, statSync } from 'node:fs'
 import { dirname, join, relative, resolve, sep } from 'node:path'
 import { CodedError, isCoded, messageOf } from './errors.ts'
 import {
@@ -42,15 +42,23 @@ export function sourceOf(program: Program): Source {
   return { program, files: [], fileOf: () => undefined, locate: () => ({ line: 0, column: 0 }) }
 }
 
-/** @throws CodedError `PROGRAM_INVALID`, also when the file cannot be read */
-export async function readProgram(file: string): Promise<Source> {
-  return compose(parseProgram(await readBytes(file), file))
+/**
+ * Reads at once what is small and mostly in memory: each await would cost a turn of the event loop, which under load
+ * takes many times as long.
+ * @param mayWait takes a pipe too, which keeps the process waiting for whoever writes to it
+ * @throws CodedError `PROGRAM_INVALID`, also when the file cannot be read
+ */
+export function readProgram(file: string, mayWait: boolean): Source {
+  if (!mayWait && statSync(file, { throwIfNoEntry: false })?.isFIFO() === true) {
+    throw invalidProgram(file, [{ line: 0, column: 0, message: 'it is a pipe now' }])
+  }
+  return compose(parseProgram(readBytes(file), file))
 }
 
 /** @throws CodedError `PROGRAM_INVALID` */
-export async function readBytes(file: string): Promise<Buffer> {
+export function readBytes(file: string): Buffer {
   try {
-    return await readFile(file)
+    return readFileSync(file)
   } catch (error) {
     throw new CodedError('PROGRAM_INVALID', `failed to read the program file ${file}: ${reasonOf(error)}`, {
       cause: error
@@ -65,7 +73,7 @@ export async function readBytes(file: string): Promise<Buffer> {
  * @throws CodedError `PROGRAM_INVALID` with what is wrong in any file: unreadable, not valid, an id twice, in a circle;
  *   detail `paths` has the paths of all files, those that could not be read among them
  */
-export async function compose(main: ParsedProgram, known: readonly SourceFile[] = []): Promise<Source> {
+export function compose(main: ParsedProgram, known: readonly SourceFile[] = []): Source {
   const faults: ProgramFault[] = []
   const paths = [main.file]
   const files: SourceFile[] = []
@@ -73,7 +81,7 @@ export async function compose(main: ParsedProgram, known: readonly SourceFile[] 
   const homes = new Map<string, SourceFile>()
   const byId = new Map<string, Entry>()
 
-  const splice = async (file: SourceFile, around: readonly SourceFile[]): Promise<void> => {
+  const splice = (file: SourceFile, around: readonly SourceFile[]): void => {
     files.push(file)
     for (const entry of file.parsed.program.entries) if (!byId.has(entry.id)) byId.set(entry.id, entry)
     for (const entry of file.parsed.program.entries) {
@@ -87,12 +95,12 @@ export async function compose(main: ParsedProgram, known: readonly SourceFile[] 
       }
       entries.push(around.length === 0 ? entry : included(entry, file.parsed.file, main.file))
       if (entry.plugin !== includePlugin || lineOf(entry, byId).some(({ disabled }) => disabled)) continue
-      const next = await open(entry, [...around, file])
-      if (next !== undefined) await splice(next, [...around, file])
+      const next = open(entry, [...around, file])
+      if (next !== undefined) splice(next, [...around, file])
     }
   }
 
-  const open = async (entry: Entry, around: readonly SourceFile[]): Promise<SourceFile | undefined> => {
+  const open = (entry: Entry, around: readonly SourceFile[]): SourceFile | undefined => {
     const from = around.at(-1) as SourceFile
     const shown = pathFrom(from.parsed.file, entry.config['path'] as string)
     paths.push(shown)
@@ -100,15 +108,15 @@ export async function compose(main: ParsedProgram, known: readonly SourceFile[] 
       faults.push({ ...placeIn(from, entry.id, ['path']), message: `${message} (entry '${entry.id}')` })
     }
     try {
-      const identity = await realpath(shown)
+      const identity = realpathSync.native(shown)
       if (around.some((each) => each.identity === identity)) {
         const circle = [...around.map(({ parsed }) => parsed.file), shown].join(' → ')
         return refuse(`include cycle: ${circle}`)
       }
       if (files.some((each) => each.identity === identity)) return undefined
       const old = known.find((each) => each.identity === identity)?.parsed
-      if (old === undefined && !(await stat(identity)).isFile()) return refuse(`${shown} is no file`)
-      const parsed = old ?? parseProgram(await readFile(identity), shown, true)
+      if (old === undefined && !statSync(identity).isFile()) return refuse(`${shown} is no file`)
+      const parsed = old ?? parseProgram(readFileSync(identity), shown, true)
       return { parsed, identity, writable: entry.config['writable'] === true }
     } catch (error) {
       if (!isCoded(error, 'PROGRAM_INVALID')) return refuse(`${shown} cannot be read: ${reasonOf(error)}`)
@@ -118,15 +126,22 @@ export async function compose(main: ParsedProgram, known: readonly SourceFile[] 
     }
   }
 
-  // The file may have gone since it was read; what it includes is looked up beside where it was.
-  const identity = await realpath(main.file).catch(() => resolve(main.file))
-  await splice({ parsed: main, identity, writable: true }, [])
+  splice({ parsed: main, identity: identityOf(main.file), writable: true }, [])
   if (faults.length > 0) throw invalidProgram(main.file, faults, paths)
   return {
     program: { settings: main.program.settings, entries },
     files,
     fileOf: (id) => homes.get(id),
     locate: (id, path) => placeIn(homes.get(id) ?? (files[0] as SourceFile), id, path)
+  }
+}
+
+/** The file may have gone since it was read; what it includes is looked up beside where it was. */
+function identityOf(file: string): string {
+  try {
+    return realpathSync.native(file)
+  } catch {
+    return resolve(file)
   }
 }
 

@@ -183,7 +183,7 @@ export class ProgramHost {
     const file = this.#file
     if (file === undefined) return sourceOf(this.#current ?? (this.#options.program as Program))
     try {
-      const source = await readProgram(file)
+      const source = readProgram(file, this.#current === undefined)
       this.#files = source.files.map(({ parsed }) => parsed.file)
       this.#texts = new Map(source.files.map(({ parsed }) => [resolve(parsed.file), parsed.text]))
       this.#follow()
@@ -476,12 +476,12 @@ export class ProgramHost {
       const source = await this.read()
       assertMatch(source, options)
       const change = make(source)
-      const wanted = await edited(source, change)
+      const wanted = edited(source, change)
       const before = this.program
       const changed = await this.#apply(wanted.program, change, options)
       if (options?.dryRun === true || source.files.length === 0) return changed
       try {
-        if (await isAsRead(source)) {
+        if (isAsRead(source)) {
           for (const { parsed } of changedFiles(source, wanted)) await this.#write(parsed.file, parsed.text)
           return changed
         }

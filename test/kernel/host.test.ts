@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process'
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import t, { type Test } from 'tap'
@@ -725,6 +726,7 @@ t.test('a program file that goes, empties or cannot be read keeps what runs', as
     ['nothing but comments', () => house.write(good.replaceAll(/^/gm, '# ')), /has no entries any more/],
     ['half of it', () => house.write(good.slice(0, 30)), /program\.toml:\d+:\d+: /],
     ['a folder', () => mkdirSync(file), /failed to read the program file program\.toml: /],
+    ['a pipe', () => execFileSync('mkfifo', [file]), /program\.toml.*: it is a pipe now/],
     [
       'UTF-16',
       () => writeFileSync(file, Buffer.from(`\uFEFF${good}`, 'utf16le')),
