@@ -10,6 +10,7 @@ import { beginMeter, type Meter } from './meter.ts'
 import type { FoundModel, Registry } from './registry.ts'
 import { parseChoice, routingCall } from './routing.ts'
 import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
+import type { Tally } from './tally.ts'
 import { isPlainId, maxIdBytes, toWellFormed } from './text.ts'
 import type { AgentDefinition, Chat, TurnRequest } from './types.ts'
 
@@ -92,6 +93,7 @@ export function createChat(options: {
   readonly tools: Tools
   /** Turns of tenants are counted there; without it there are none. */
   readonly tenants: Tenants | undefined
+  readonly tally: Tally
   readonly log: Logger
   readonly config: Config
   /** Unix time in milliseconds. */
@@ -99,7 +101,7 @@ export function createChat(options: {
   /** Ids that are made one after the other should be close to each other: they are keys. */
   readonly newId: () => string
 }): ChatService {
-  const { registry, store, tools, tenants, log, config, now, newId } = options
+  const { registry, store, tools, tenants, tally, log, config, now, newId } = options
   const conversations = { user: createConversations(store), tenant: createConversations(store, 'tenant') }
 
   async function open(request: TurnRequest): Promise<OpenTurn> {
@@ -226,6 +228,12 @@ export function createChat(options: {
     await (meter === undefined ? store() : Promise.all([store(), meter.settle(agent)]))
   }
 
+  async function close({ held, meter, spent }: OpenTurn): Promise<void> {
+    if (spent.hasBegun) tally.add(spent.inputTokens + spent.outputTokens)
+    await meter?.end(held.agent.name)
+    held.close()
+  }
+
   return {
     async answer(request) {
       const turn = await open(request)
@@ -248,8 +256,7 @@ export function createChat(options: {
       } catch (error) {
         throw toFailure(error, turn.held.ending.signal)
       } finally {
-        await turn.meter?.end(turn.held.agent.name)
-        turn.held.close()
+        await close(turn)
       }
     },
 
@@ -274,8 +281,7 @@ export function createChat(options: {
         if (failure.code === 'CLIENT_GONE') return
         yield { event: 'error', context_id, error: explain(failure, request) }
       } finally {
-        await turn.meter?.end(held.agent.name)
-        held.close()
+        await close(turn)
       }
     }
   }

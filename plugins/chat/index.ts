@@ -1,5 +1,6 @@
 import { definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../http/types.ts'
+import type {} from '../stats/types.ts'
 import type {} from '../store/types.ts'
 import type {} from '../tenants/types.ts'
 import type {} from '../tools/types.ts'
@@ -9,6 +10,7 @@ import { createConversations } from './conversations.ts'
 import { createId } from './ids.ts'
 import { createRegistry } from './registry.ts'
 import { routes } from './routes.ts'
+import { createTally } from './tally.ts'
 
 const config = schemaOf<Config>({
   type: 'object',
@@ -30,6 +32,8 @@ const config = schemaOf<Config>({
   }
 })
 
+const flushPeriodMs = 5_000
+
 export default definePlugin({
   name: 'chat',
   inject: ['store', 'tools'],
@@ -41,11 +45,15 @@ export default definePlugin({
     const registry = createRegistry()
     ctx.collect('chat.agents', registry.agentCollector)
     ctx.collect('chat.providers', registry.providerCollector)
+    const tally = createTally(store, Date.now)
+    const flush = () => tally.flush().catch((error: unknown) => ctx.log.warn('turns could not be counted', { error }))
+    ctx.effect(() => flush, 'tally')
     const chat = createChat({
       registry,
       store,
       tools,
       tenants,
+      tally,
       log: ctx.log,
       config,
       now: Date.now,
@@ -57,6 +65,13 @@ export default definePlugin({
       remove: (tenantId, most) => createConversations(store, 'tenant').clear(tenantId, most)
     })
     ctx.contribute('http.routes', ...routes(chat), ...conversationRoutes(createConversations(store)))
+    ctx.setInterval(flush, flushPeriodMs)
+    ctx.contribute(
+      'stats',
+      { name: 'total_agents', value: () => registry.agents().length },
+      { name: 'total_runs_today', value: async () => (await tally.today()).runs },
+      { name: 'total_tokens_today', value: async () => (await tally.today()).tokens }
+    )
     ctx.contribute(
       'http.info',
       { name: 'agents', values: () => registry.agents().map(({ item }) => item.name) },

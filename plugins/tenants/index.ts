@@ -2,6 +2,7 @@ import { randomBytes, randomUUID } from 'node:crypto'
 import { type Contribution, definePlugin, type Plugin } from '../../kernel/index.ts'
 import type {} from '../audit/types.ts'
 import type {} from '../auth/types.ts'
+import type {} from '../stats/types.ts'
 import type {} from '../store/types.ts'
 import { routes } from './routes.ts'
 import { createState, createTenants } from './service.ts'
@@ -52,6 +53,7 @@ export function tenantsAt(now: () => number): Plugin {
         }
       })
       ctx.contribute('http.routes', ...routes(tenants))
+      ctx.contribute('stats', { name: 'total_tenants', value: async () => (await tenants.list()).length })
       ctx.setTimeout(() => tenants.tend(), 0)
       ctx.setInterval(() => tenants.tend(), tendPeriodMs)
     }
