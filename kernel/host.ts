@@ -524,6 +524,9 @@ export class ProgramHost {
     for (const step of steps) {
       if (step.action !== 'retire') targets.set(step.id, await this.#verify(step, entries, pass, renamed))
     }
+    for (const to of changedWhileOff(this.program.entries, entries, renamed)) {
+      await this.#verify({ action: 'update-config', id: to.id, to }, entries, pass, renamed)
+    }
     if (options?.dryRun === true) return { applied: [], planned: steps.map(({ id, action }) => ({ id, action })) }
     this.#rename(renamed)
     try {
@@ -587,7 +590,7 @@ export class ProgramHost {
   }
 
   async #verify(
-    step: Exclude<Step, { action: 'retire' }>,
+    step: { readonly action: string; readonly id: string; readonly to: Entry },
     entries: readonly Entry[],
     pass: Pass,
     renamed: Renamed
@@ -747,6 +750,18 @@ export class ProgramHost {
 function after<T>(delayMs: number, work: () => T | Promise<T>): Promise<T> {
   return new Promise((resolve) => {
     setTimeout(() => resolve(work()), delayMs).unref()
+  })
+}
+
+/** Entries that are new or other than before and run nothing: the next start would check them too. */
+function changedWhileOff(current: readonly Entry[], wanted: readonly Entry[], renamed: Renamed): readonly Entry[] {
+  const names = new Map(renamed)
+  const before = new Map(current.map((entry) => [names.get(entry.id) ?? entry.id, entry]))
+  const running = enabledIds(wanted)
+  return wanted.filter((to) => {
+    if (running.has(to.id) || isStructure(to)) return false
+    const from = before.get(to.id)
+    return from === undefined || from.plugin !== to.plugin || !isDeepStrictEqual(from.config, to.config)
   })
 }
 

@@ -416,6 +416,27 @@ t.test('P31 an entry that is put while off is listed, and nothing runs for it', 
   t.match((await house.control.patchEntry('off', { config: { a: 1 } })).entry, { id: 'off', config: { a: 1 } })
 })
 
+t.test('what is off is checked like what runs, since the next start checks it', async (t) => {
+  const off = (value: number, plugin = 'num') => entry('off', `disabled = true\nconfig = { value = ${value} }`, plugin)
+  const house = await startFile(t, off(1) + entry('a'))
+  const { control } = house
+  const text = house.read()
+  const refused: [Promise<unknown>, RegExp][] = [
+    [control.patchEntry('off', { config: {} }), /^PROGRAM_PREFLIGHT_FAILED .* missing value \(at num\.value\)$/],
+    [control.putEntry({ id: 'n', plugin: 'nope', disabled: true }), /^PROGRAM_APPLY_FAILED no factory registered/],
+    [control.putEntry({ id: 'n', plugin: 'num', disabled: true }), /missing value/],
+    [control.putEntry({ id: 'n', plugin: 'plain', disabled: true, config: { a: '${NOT_THERE}' } }), /NOT_THERE/],
+    [control.patchEntry('a', { disabled: true, config: { a: '${NOT_THERE}' } }), /NOT_THERE/]
+  ]
+  for (const [work, error] of refused) t.match(await refusal(work), error)
+  t.equal(house.read(), text)
+  house.write(text.replace('value = 1', 'valu = 1'))
+  t.match(await refusal(control.reload()), /unknown key valu/)
+  house.write(text)
+  t.strictSame(steps(await control.patchEntry('off', { config: { value: 2 } })), [])
+  t.equal(house.num(), undefined)
+})
+
 t.test('P33 what is saved is what comes back', async (t) => {
   const config = {
     list: [1, 2.5, -0.5, [true, ['x']], { k: [] }],

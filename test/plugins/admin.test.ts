@@ -119,7 +119,7 @@ t.test('H01 without the secret, or with another, every route answers the seed’
   }
 })
 
-t.test('H02 H03 H04 H08 events_service is retired, stays away, and is provided again', async (t) => {
+t.test('H02 H03 H04 events_service is retired, stays away, and is provided again', async (t) => {
   const house = await startProgram(t, '')
   t.match(await house.admin('GET', '/events'), { status: 200, body: { by_event: Object } })
   t.match(await house.admin('POST', '/services/events_service/retire'), {
@@ -147,17 +147,24 @@ t.test('H02 H03 H04 H08 events_service is retired, stays away, and is provided a
   t.match(await house.admin('GET', '/events'), { status: 200 })
 })
 
-t.test('H05 a service that an active entry needs is guarded, with the true number of consumers', async (t) => {
-  const needy = definePlugin({ name: 'needy', inject: ['events_service'], apply() {} })
-  const house = await startProgram(t, '\n[[entry]]\nid = "needy"\nplugin = "needy"\n', { needy })
-  t.match(await house.admin('POST', '/services/events_service/retire'), {
-    status: 409,
-    body: { retired: false, service: 'events_service', reason: 'guarded', consumers: 1 }
-  })
-  t.match(await house.admin('GET', '/events'), { status: 200 }, 'it still resolves')
-  await house.admin('POST', '/entries/needy/toggle')
-  t.match(await house.admin('POST', '/services/events_service/retire'), { status: 200, body: { retired: true } })
-})
+t.test(
+  'H05 H08 a service that an active entry needs is guarded, with the true number of consumers; who waits for it comes back with it',
+  async (t) => {
+    const needy = definePlugin({ name: 'needy', inject: ['events_service'], apply() {} })
+    const house = await startProgram(t, '\n[[entry]]\nid = "needy"\nplugin = "needy"\n', { needy })
+    t.match(await house.admin('POST', '/services/events_service/retire'), {
+      status: 409,
+      body: { retired: false, service: 'events_service', reason: 'guarded', consumers: 1 }
+    })
+    t.match(await house.admin('GET', '/events'), { status: 200 }, 'it still resolves')
+    await house.admin('POST', '/entries/needy/toggle')
+    t.match(await house.admin('POST', '/services/events_service/retire'), { status: 200, body: { retired: true } })
+    await house.admin('POST', '/entries/needy/toggle')
+    t.match(fiberOf(house, 'needy'), { state: 'Inactive', waitingFor: ['events_service'] })
+    await house.admin('POST', '/services/events_service/provide')
+    await until(() => fiberOf(house, 'needy')?.state === 'Active')
+  }
+)
 
 t.test('H06 H07 services that are not the kernel’s own are neither retired nor provided', async (t) => {
   const house = await startProgram(t, '')
