@@ -303,7 +303,11 @@ export class ProgramHost {
       fileError: () => (this.#fileError === undefined ? null : messageOf(this.#fileError)),
       isReady: () => this.#ready && !kernel.stopping,
       // In its turn, so that nothing half-way is seen; but not behind a change that takes long.
-      entries: () => Promise.race([this.#exclusively(() => this.#entries()), after(settleMs, () => this.#entries())]),
+      entries: async () => {
+        // A change under way is waited for, but not for ever: a listing is no change.
+        await Promise.race([this.#turn, after(settleMs, () => {})])
+        return this.#entries()
+      },
       putEntry: (entry, options) =>
         this.#exclusively(() => this.#change((source) => this.#put(source, entry), options)),
       patchEntry: (id, patch, options) => this.#exclusively(() => this.#patch(id, patch, options)),
