@@ -15,8 +15,8 @@ export interface MergeSource {
   readonly dead: Uint8Array | undefined
   readonly termBlocks: number
   readonly wordBlocks: number
-  terms(number: number): Promise<TermBlock>
-  words(number: number): Promise<WordBlock>
+  readonly terms: (number: number) => Promise<TermBlock>
+  readonly words: (number: number) => Promise<WordBlock>
 }
 
 export interface Merged {

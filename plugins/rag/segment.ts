@@ -69,6 +69,9 @@ export interface WordBlock {
   readonly counts: readonly number[]
   /** Units that a word shares with the one before it. */
   readonly shared: Uint8Array
+  readonly lengths: Uint8Array
+  /** The places of the words in the order of their last unit, and of their last two: see {@link tailKey}. */
+  readonly byTail: readonly [Float64Array, Float64Array]
 }
 
 /** Bytes of postings, or words, after which a block ends. */
@@ -253,8 +256,20 @@ export function decodeWords(part: WordsPart): WordBlock {
   const terms = part.terms.split(' ').map((term, at) => (term === '' ? words[at]! : term))
   const shared = new Uint8Array(words.length)
   for (let at = 1; at < words.length; at++) shared[at] = sharedUnits(words[at - 1]!, words[at]!)
-  return { words, terms, counts: part.counts, shared }
+  const byTail = [1, 2].map((units) => Float64Array.from(words, (word, at) => tailKey(word, units) + at).sort())
+  const lengths = Uint8Array.from(words, (word) => word.length)
+  return { words, terms, counts: part.counts, shared, lengths, byTail: byTail as unknown as WordBlock['byTail'] }
 }
+
+/** Orders words by their last `units` (1 or 2, where a word has so many), and leaves room for a place in the block. */
+export function tailKey(word: string, units: number): number {
+  let key = 0
+  for (let at = Math.max(0, word.length - units); at < word.length; at++) key = key * 0x10000 + word.charCodeAt(at)
+  return key * blockWords
+}
+
+/** How far the keys of one tail reach. */
+export const tailSpan = blockWords
 
 function sharedUnits(a: string, b: string): number {
   const most = Math.min(a.length, b.length, 255)
