@@ -37,9 +37,12 @@ export function createAlerts(
 ): AlertsService {
   const { now, randomUUID } = environment
 
-  /** UUID version 7 (RFC 9562 §5.7): later ones are greater, so the newest are found from the end. */
-  function newId(nowMs: number): string {
-    const time = nowMs.toString(16).padStart(12, '0')
+  let lastIdMs = 0
+
+  /** UUID version 7 (RFC 9562 §5.7) that never goes back: later ones are greater, so the newest are found at the end. */
+  function newId(): string {
+    lastIdMs = Math.max(now(), lastIdMs + 1)
+    const time = lastIdMs.toString(16).padStart(12, '0')
     return `${time.slice(0, 8)}-${time.slice(8)}-7${randomUUID().slice(15)}`
   }
 
@@ -50,7 +53,7 @@ export function createAlerts(
   return {
     raise(alert) {
       const createdAtMs = now()
-      const id = newId(createdAtMs)
+      const id = newId()
       const source = alert.source.slice(0, maxNameChars)
       const subject = (alert.subject ?? id).slice(0, maxNameChars)
       const stored: StoredAlert = {

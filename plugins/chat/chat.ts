@@ -1,5 +1,6 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider'
 import { CodedError, type Contribution, isCoded, type Logger } from '../../kernel/index.ts'
+import type { NewAlert } from '../alerts/types.ts'
 import type { Principal } from '../http/types.ts'
 import type { Store } from '../store/types.ts'
 import type { Tenants } from '../tenants/types.ts'
@@ -7,6 +8,7 @@ import type { Tools } from '../tools/types.ts'
 import { type Answer, runAgent, Spending, type Token } from './agent-run.ts'
 import { type Conversations, createConversations, type Message } from './conversations.ts'
 import { beginMeter, type Meter } from './meter.ts'
+import { QuotaAlerts } from './quota-alerts.ts'
 import type { FoundModel, Registry } from './registry.ts'
 import { parseChoice, routingCall } from './routing.ts'
 import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
@@ -94,6 +96,8 @@ export function createChat(options: {
   /** Turns of tenants are counted there; without it there are none. */
   readonly tenants: Tenants | undefined
   readonly tally: Tally
+  /** Tells operators what they should know. */
+  readonly raise: (alert: NewAlert) => void
   readonly log: Logger
   readonly config: Config
   /** Unix time in milliseconds. */
@@ -101,7 +105,8 @@ export function createChat(options: {
   /** Ids that are made one after the other should be close to each other: they are keys. */
   readonly newId: () => string
 }): ChatService {
-  const { registry, store, tools, tenants, tally, log, config, now, newId } = options
+  const { registry, store, tools, tenants, tally, raise, log, config, now, newId } = options
+  const quotas = new QuotaAlerts(raise)
   const conversations = { user: createConversations(store), tenant: createConversations(store, 'tenant') }
 
   async function open(request: TurnRequest): Promise<OpenTurn> {
@@ -115,7 +120,7 @@ export function createChat(options: {
         : undefined
     let meter: Meter | undefined
     try {
-      meter = await beginMeter(tenants, log, request, spent)
+      meter = await beginMeter(tenants, quotas, log, request, spent)
       held ??= holdAgent(findChosen(await choose(request, message, spent)), request)
       const { contextId } = request
       return {
@@ -228,6 +233,16 @@ export function createChat(options: {
     await (meter === undefined ? store() : Promise.all([store(), meter.settle(agent)]))
   }
 
+  function toTurnFailure({ held }: OpenTurn, error: unknown, what?: string): CodedError {
+    const failure = toFailure(error, held.ending.signal, what)
+    if (failure.code === 'CHAT_MODEL_FAILED') {
+      const subject = `provider ${held.provider}`
+      const title = `Language models of '${held.provider}' fail`
+      raise({ severity: 'warning', source: 'chat', subject, title, message: failure.message })
+    }
+    return failure
+  }
+
   async function close({ held, meter, spent }: OpenTurn): Promise<void> {
     if (spent.hasBegun) tally.add(spent.inputTokens + spent.outputTokens)
     await meter?.end(held.agent.name)
@@ -254,7 +269,7 @@ export function createChat(options: {
           standing: turn.meter?.standing
         }
       } catch (error) {
-        throw toFailure(error, turn.held.ending.signal)
+        throw toTurnFailure(turn, error)
       } finally {
         await close(turn)
       }
@@ -270,14 +285,14 @@ export function createChat(options: {
         if (!isCoded(error, 'CLIENT_GONE')) yield { event: 'error', error: explain(error, request) }
         return
       }
-      const { label: agent, contextId: context_id, held } = turn
+      const { label: agent, contextId: context_id } = turn
       try {
         yield { event: 'start', agent, context_id }
         const { text } = yield* run(turn, request.principal, true)
         await keep(turn, request.principal, text)
         yield { event: 'done', agent, context_id }
       } catch (error) {
-        const failure = toFailure(error, held.ending.signal, 'Stream error')
+        const failure = toTurnFailure(turn, error, 'Stream error')
         if (failure.code === 'CLIENT_GONE') return
         yield { event: 'error', context_id, error: explain(failure, request) }
       } finally {

@@ -1,4 +1,5 @@
 import { definePlugin, schemaOf } from '../../kernel/index.ts'
+import type { NewAlert } from '../alerts/types.ts'
 import type {} from '../http/types.ts'
 import type {} from '../stats/types.ts'
 import type {} from '../store/types.ts'
@@ -48,12 +49,20 @@ export default definePlugin({
     const tally = createTally(store, Date.now)
     const flush = () => tally.flush().catch((error: unknown) => ctx.log.warn('turns could not be counted', { error }))
     ctx.effect(() => flush, 'tally')
+    const raise = (alert: NewAlert): void => {
+      // Nobody waits for it, and there may be nobody to tell.
+      void ctx
+        .get('alerts')
+        ?.raise(alert)
+        .catch((error: unknown) => ctx.log.warn('an alert could not be raised', { error }))
+    }
     const chat = createChat({
       registry,
       store,
       tools,
       tenants,
       tally,
+      raise,
       log: ctx.log,
       config,
       now: Date.now,

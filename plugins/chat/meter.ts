@@ -2,6 +2,7 @@ import { CodedError, type Logger } from '../../kernel/index.ts'
 import type { Reader } from '../store/types.ts'
 import type { Standing, Tenants } from '../tenants/types.ts'
 import { estimateTokens, type Spending } from './agent-run.ts'
+import type { QuotaAlerts } from './quota-alerts.ts'
 import type { TurnRequest } from './types.ts'
 
 /** Counts one turn for a tenant. */
@@ -27,6 +28,7 @@ export interface Meter {
  */
 export async function beginMeter(
   tenants: Tenants | undefined,
+  quotas: QuotaAlerts,
   log: Logger,
   { principal, tenant, message, requestId }: TurnRequest,
   spent: Spending
@@ -35,6 +37,7 @@ export async function beginMeter(
   if (tenantId === undefined) return undefined
   if (tenants === undefined) throw new CodedError('CHAT_NOT_CONFIGURED', 'There are no tenants to count this for')
   const reservation = await tenants.reserve(tenantId, Math.max(1, estimateTokens(message.length)), tenant?.purges)
+  quotas.onReserved(reservation)
   let settled: Promise<void> | undefined
   const settle = (agent: string | undefined, ok: boolean): Promise<void> => {
     settled ??= tenants.settle(reservation, { agent, ok, tokens: spent.inputTokens + spent.outputTokens })

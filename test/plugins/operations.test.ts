@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto'
+import type { LanguageModelV3 } from '@ai-sdk/provider'
 import t, { type Test } from 'tap'
-import { definePlugin, type Plugin } from '../../kernel/index.ts'
+import { CodedError, definePlugin, type Plugin } from '../../kernel/index.ts'
 import agent from '../../plugins/agent/index.ts'
 import alertsPlugin from '../../plugins/alerts/index.ts'
 import { createAlerts } from '../../plugins/alerts/service.ts'
@@ -9,7 +10,7 @@ import audit from '../../plugins/audit/index.ts'
 import auth from '../../plugins/auth/index.ts'
 import chat from '../../plugins/chat/index.ts'
 import { createTally } from '../../plugins/chat/tally.ts'
-import type { DispatchReply } from '../../plugins/http/types.ts'
+import type { DispatchReply, Principal } from '../../plugins/http/types.ts'
 import localModel from '../../plugins/local-model/index.ts'
 import runtimeTools from '../../plugins/runtime-tools/index.ts'
 import type { RuntimeToolType } from '../../plugins/runtime-tools/types.ts'
@@ -216,6 +217,60 @@ t.test('what the server does today in five numbers', async (t) => {
     await kernel.retire('alerts')
     t.strictSame(await shown(), { ...expected, total_agents: 1, active_alerts: 0 })
   })
+})
+
+t.test('operators are told when a quota is nearly and wholly used, once each, and when models fail', async (t) => {
+  const broken = definePlugin({
+    name: 'broken-model',
+    apply(ctx) {
+      const fail = () => Promise.reject(new CodedError('CHAT_PROVIDER_UNREACHABLE', 'no connection to 10.0.0.7'))
+      const model = { specificationVersion: 'v3', provider: 'broken', modelId: 'm', supportedUrls: {} }
+      const languageModel = () => ({ ...model, doGenerate: fail, doStream: fail }) as unknown as LanguageModelV3
+      ctx.contribute('chat.providers', { name: 'broken', models: ['m'], languageModel })
+    }
+  })
+  const { admin, services, lines } = await startOperations(t, [
+    { plugin: alertsPlugin },
+    { plugin: tenants },
+    { plugin: tools },
+    { plugin: chat },
+    { plugin: broken },
+    { plugin: agent, id: 'agents:a', config: { model: 'broken' } }
+  ])
+  const tenant = (await admin('POST', '/admin/tenants', { name: 't1', tier: 'pro' })).body as { id: string }
+  await admin('PUT', `/admin/tenants/${tenant.id}/quota`, { tier: 'pro', requests_per_month: 11, requests_per_day: 10 })
+  const turn = (principal: Principal) =>
+    services('chat').answer({
+      principal,
+      message: 'hi',
+      agent: 'a',
+      caller: { signal: new AbortController().signal },
+      requestId: 'r'
+    })
+  const ends = await Promise.allSettled(Array.from({ length: 15 }, () => turn({ kind: 'tenant', id: tenant.id })))
+  const codes = ends.map((end) => (end.status === 'rejected' ? (end.reason as CodedError).code : 'answered'))
+  t.equal(codes.filter((code) => code === 'CHAT_MODEL_FAILED').length, 10)
+  t.equal(codes.filter((code) => code === 'TENANTS_DAY_EXHAUSTED').length, 5)
+  const told = async () =>
+    ((await admin('GET', '/admin/alerts')).body as { severity: string; title: string; message: string }[]).map(
+      ({ severity, title, message }) => [severity, title, message.replace(tenant.id, 'T').replace(/\d+-\d+.*/, '…')]
+    )
+  while ((await told()).length < 4) await new Promise((resolve) => setImmediate(resolve))
+  await turn({ kind: 'user', id: 'u' }).catch(() => {})
+  t.strictSame(
+    new Set(await told()),
+    new Set([
+      ['warning', 'Quota of the day is nearly used up', 'Tenant T has used 8 of 10 requests of …'],
+      ['warning', 'Quota of the month is nearly used up', 'Tenant T has used 9 of 11 requests of …'],
+      ['critical', 'Quota of the day is used up', 'Tenant T has used 10 of 10 requests of …'],
+      ['warning', "Language models of 'broken' fail", 'The language model failed: provider cannot be reached']
+    ])
+  )
+  t.equal((await told()).length, 4, 'once each, however often')
+  t.strictSame(
+    lines.filter(({ message }) => message === 'an alert could not be raised'),
+    []
+  )
 })
 
 t.test('turns are counted for the day they end on, and none is lost to a store that fails', async (t) => {
