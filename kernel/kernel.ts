@@ -187,6 +187,7 @@ export class Kernel {
     this.#own.delete(name)
     this.withdraw(generation)
     slot.empty(generation)
+    void generation.end(this.drainTimeMs, this.settings.undo_timeout_ms)
     return { retired: true, woken: users.length > 0 }
   }
 

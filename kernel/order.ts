@@ -13,14 +13,18 @@ interface Place {
  */
 export class EndOrder {
   readonly #places = new Map<Generation, Place>()
-  /** Links that are no needs. */
-  readonly #likes = new Set<readonly [provider: Generation, user: Generation]>()
+  /** Links that are no needs: the providers of each user. */
+  readonly #likes = new Map<Generation, Set<Generation>>()
   #checking = false
 
   link(provider: Generation, user: Generation, needed: boolean): void {
     this.#place(provider).before.set(user, needed)
     this.#place(user).after.add(provider)
-    if (!needed) this.#likes.add([provider, user])
+    if (!needed) {
+      const providers = this.#likes.get(user)
+      if (providers === undefined) this.#likes.set(user, new Set([provider]))
+      else providers.add(provider)
+    }
     if (this.#likes.size > 0) this.#checkSoon()
   }
 
@@ -38,13 +42,17 @@ export class EndOrder {
     const place = this.#places.get(user)
     if (place === undefined) return
     for (const provider of place.after) this.#unlink(provider, user)
-    for (const other of place.before.keys()) this.#places.get(other)?.after.delete(user)
+    for (const other of place.before.keys()) {
+      this.#places.get(other)?.after.delete(user)
+      this.#forget(user, other)
+    }
+    this.#likes.delete(user)
     this.#places.delete(user)
   }
 
   /** It goes on without what it likes: nobody whom it does not need waits for it. */
   letGo(user: Generation): void {
-    for (const link of this.#likes) if (link[1] === user) this.#cut(link)
+    for (const provider of this.#likes.get(user) ?? []) this.#cut(provider, user)
   }
 
   #place(generation: Generation): Place {
@@ -62,9 +70,14 @@ export class EndOrder {
     if (place?.before.size === 0) place.onFree?.()
   }
 
-  #cut(link: readonly [provider: Generation, user: Generation]): void {
-    const [provider, user] = link
-    this.#likes.delete(link)
+  #forget(provider: Generation, user: Generation): void {
+    const providers = this.#likes.get(user)
+    providers?.delete(provider)
+    if (providers?.size === 0) this.#likes.delete(user)
+  }
+
+  #cut(provider: Generation, user: Generation): void {
+    this.#forget(provider, user)
     this.#places.get(user)?.after.delete(provider)
     this.#unlink(provider, user)
   }
@@ -75,10 +88,11 @@ export class EndOrder {
     this.#checking = true
     queueMicrotask(() => {
       this.#checking = false
-      for (const link of this.#likes) {
-        const [provider, user] = link
-        if (this.#places.get(provider)?.before.get(user) !== false) this.#likes.delete(link)
-        else if (this.#waits(user, provider)) this.#cut(link)
+      for (const [user, providers] of this.#likes) {
+        for (const provider of providers) {
+          if (this.#places.get(provider)?.before.get(user) !== false) this.#forget(provider, user)
+          else if (this.#waits(user, provider)) this.#cut(provider, user)
+        }
       }
     })
   }
