@@ -9,7 +9,10 @@ export function httpRequest(
 ): Buffer {
   const lines = [`${method} ${path} HTTP/1.1`, 'Host: 127.0.0.1']
   for (const [name, value] of Object.entries(options.headers ?? {})) lines.push(`${name}: ${value}`)
-  if (options.body === undefined) return Buffer.from(`${lines.join('\r\n')}\r\n\r\n`)
+  if (options.body === undefined) {
+    if (/^P/.test(method)) lines.push('Content-Length: 0')
+    return Buffer.from(`${lines.join('\r\n')}\r\n\r\n`)
+  }
   const body = Buffer.from(typeof options.body === 'string' ? options.body : JSON.stringify(options.body))
   if (typeof options.body !== 'string') lines.push('Content-Type: application/json')
   lines.push(`Content-Length: ${body.length}`)

@@ -10,10 +10,28 @@ export interface Usage {
   readonly heapBytes: number
 }
 
+/** What a process of ours holds once its garbage has been collected. */
+export interface Kept {
+  readonly fibers: number
+  /** Generations of fibers: those that serve, and those that something keeps from ending. */
+  readonly generations: number
+  /** On the kernel's bus and on the process. */
+  readonly listeners: number
+  readonly timers: number
+  /** Open handles and pending requests of the event loop, timers left out. */
+  readonly handles: number
+  /** Open file descriptors. */
+  readonly files: number
+  /** Without `--expose-gc` a figure without meaning. */
+  readonly heapBytes: number
+}
+
 export interface ProcessOptions {
   readonly args?: readonly string[]
   /** Flags for Node itself. */
   readonly nodeArgs?: readonly string[]
+  /** Another Node than the running one. */
+  readonly execPath?: string
   readonly env?: Readonly<Record<string, string>>
   readonly cwd?: string
   /**
@@ -32,6 +50,7 @@ export interface ServerProcess {
   /** All it wrote so far, both streams. */
   output(): string
   usage(): Promise<Usage>
+  kept(): Promise<Kept>
   /** SIGTERM; SIGKILL when it has not ended 10 s later. Resolves when it is gone. */
   stop(): Promise<void>
   /** SIGKILL. Resolves when it is gone. */
@@ -43,6 +62,12 @@ const canPin = process.platform === 'linux' && cpus().length > 1 && spawnSync('t
 /** Keeps this process, the load generator, off the core of the servers. */
 export function pinGenerator(): void {
   if (canPin) spawnSync('taskset', ['-cp', `1-${cpus().length - 1}`, String(process.pid)])
+}
+
+/** The command that runs `command` on the core of the servers, or on all. */
+export function onServerCore(command: readonly string[], cores: ProcessOptions['cores'] = 'server'): readonly string[] {
+  if (!canPin) return command
+  return ['taskset', '-c', cores === 'all' ? `0-${cpus().length - 1}` : '0', ...command]
 }
 
 /**
@@ -87,6 +112,7 @@ export async function startServer(module: URL, options: ProcessOptions = {}): Pr
     startMs: performance.now() - startedAt,
     output,
     usage: () => ask<Usage>(child, 'usage'),
+    kept: () => ask<Kept>(child, 'kept'),
     stop: () => end('SIGTERM'),
     kill: () => end('SIGKILL')
   }
@@ -110,17 +136,43 @@ export async function runProcess<T>(module: URL, options: ProcessOptions = {}): 
   return result
 }
 
+/** A process that says `ready`, and then answers each message with one of its own. */
+export interface Worker {
+  /** One at a time. @throws Error with what it wrote, when it ends instead */
+  ask<T>(question: unknown): Promise<T>
+  stop(): Promise<void>
+}
+
+export async function startWorker(module: URL, options: ProcessOptions = {}): Promise<Worker> {
+  const { child, output } = launch(module, options)
+  const gone = once(child, 'exit')
+  const unlessGone = <T>(answer: Promise<T>) =>
+    Promise.race([
+      answer,
+      gone.then(([code, signal]) => {
+        throw new Error(`${fileURLToPath(module)} ended (${code ?? signal}):\n${output()}`)
+      })
+    ])
+  await unlessGone(once(child, 'message'))
+  return {
+    ask: <T>(question: unknown) => unlessGone(ask<T>(child, question)),
+    async stop() {
+      child.kill('SIGKILL')
+      await gone
+    }
+  }
+}
+
 function launch(module: URL, options: ProcessOptions): { child: ChildProcess; output: () => string } {
-  const last = cpus().length - 1
   const node = [
-    process.execPath,
+    options.execPath ?? process.execPath,
     ...(options.nodeArgs ?? []),
     '--import',
     new URL('./probe.js', import.meta.url).href,
     fileURLToPath(module),
     ...(options.args ?? [])
   ]
-  const [file, ...args] = canPin ? ['taskset', '-c', options.cores === 'all' ? `0-${last}` : '0', ...node] : node
+  const [file, ...args] = onServerCore(node, options.cores)
   const child = spawn(file!, args, {
     stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
     env: { ...process.env, ...options.env },
@@ -132,8 +184,8 @@ function launch(module: URL, options: ProcessOptions): { child: ChildProcess; ou
   return { child, output: () => written.join('') }
 }
 
-async function ask<T>(child: ChildProcess, question: string): Promise<T> {
+async function ask<T>(child: ChildProcess, question: unknown): Promise<T> {
   const answer = once(child, 'message')
-  child.send(question)
+  child.send(question as string, () => {}) // one that has ended answers nothing
   return ((await answer) as [T])[0]
 }

@@ -18,6 +18,8 @@ export interface RunningSide {
 /** One of the things compared. */
 export interface Side {
   readonly name: string
+  /** Why it cannot be measured here, such as a program that is not installed; it is left out then. */
+  missing?(): string | undefined
   setup(): Awaitable<RunningSide>
 }
 
@@ -31,6 +33,8 @@ export interface Claim {
   of(read: Read): number
   readonly atMost?: number
   readonly atLeast?: number
+  /** What is held against the goal: the median of the rounds, or each of them, for what must not happen even once. */
+  readonly holds?: 'median' | 'always'
 }
 
 export interface Bench {
@@ -56,7 +60,7 @@ export interface Summary {
 export interface ClaimResult extends Summary {
   readonly name: string
   readonly goal: string | undefined
-  /** By the median; `undefined` without a goal. */
+  /** `undefined` without a goal. */
   readonly met: boolean | undefined
 }
 
@@ -67,6 +71,8 @@ export interface BenchResult {
   readonly machine: Machine
   readonly takenAt: string
   readonly rounds: number
+  /** Sides that were left out, with the reason. */
+  readonly skipped: Readonly<Record<string, string>>
   readonly figures: Readonly<Record<string, string>>
   /** Every single measurement: side, figure, round. */
   readonly measured: Readonly<Record<string, Readonly<Record<string, readonly number[]>>>>
@@ -92,8 +98,15 @@ export async function runBench(bench: Bench, log: (line: string) => void): Promi
   const rounds = bench.rounds ?? leastRounds
   const running: RunningSide[] = []
   const perRound: Figures[][] = []
+  const skipped: Record<string, string> = {}
+  const sides = bench.sides.filter((side) => {
+    const reason = side.missing?.()
+    if (reason !== undefined) skipped[side.name] = reason
+    return reason === undefined
+  })
+  for (const [name, reason] of Object.entries(skipped)) log(`${name}: ${reason}, skipped`)
   try {
-    for (const side of bench.sides) running.push(await side.setup())
+    for (const side of sides) running.push(await side.setup())
     for (let round = -1; round < rounds; round++) {
       log(round < 0 ? 'warming up' : `round ${round + 1} of ${rounds}`)
       const row: Figures[] = []
@@ -106,7 +119,7 @@ export async function runBench(bench: Bench, log: (line: string) => void): Promi
   } finally {
     for (const side of running.reverse()) await side.teardown?.()
   }
-  const names = bench.sides.map((side) => side.name)
+  const names = sides.map((side) => side.name)
   return {
     name: bench.name,
     question: bench.question,
@@ -114,6 +127,7 @@ export async function runBench(bench: Bench, log: (line: string) => void): Promi
     machine: describeMachine(),
     takenAt: new Date().toISOString(),
     rounds,
+    skipped,
     figures: bench.figures,
     measured: Object.fromEntries(
       names.map((name, at) => [
@@ -138,12 +152,19 @@ function judge(claim: Claim, perRound: readonly (readonly Figures[])[], names: r
     })
   )
   const summary = summarise(values)
-  const { atMost, atLeast } = claim
+  const { atMost, atLeast, holds = 'median' } = claim
+  const always = holds === 'always'
+  const goal = atMost !== undefined ? `≤ ${atMost}` : atLeast !== undefined ? `≥ ${atLeast}` : undefined
   return {
     name: claim.name,
     ...summary,
-    goal: atMost !== undefined ? `≤ ${atMost}` : atLeast !== undefined ? `≥ ${atLeast}` : undefined,
-    met: atMost !== undefined ? summary.median <= atMost : atLeast !== undefined ? summary.median >= atLeast : undefined
+    goal: goal === undefined ? undefined : `${goal}${always ? ' always' : ''}`,
+    met:
+      atMost !== undefined
+        ? (always ? summary.max : summary.median) <= atMost
+        : atLeast !== undefined
+          ? (always ? summary.min : summary.median) >= atLeast
+          : undefined
   }
 }
 
@@ -169,6 +190,7 @@ export function renderTable(result: BenchResult): string {
     `  ${result.method}`,
     `  ${machine.cores} × ${machine.cpu}, ${machine.memoryGiB} GiB, Node ${machine.node}, ${machine.platform}; ${machine.load}`,
     `  ${result.rounds} rounds, sides in turn; median (least – most)`,
+    ...Object.entries(result.skipped).map(([side, reason]) => `  ${side}: ${reason}, skipped`),
     ''
   ]
   const rows: string[][] = [['', ...Object.values(result.figures)]]
@@ -181,7 +203,8 @@ export function renderTable(result: BenchResult): string {
       })
     ])
   }
-  lines.push(...align(rows))
+  // Where much is measured of few, a column for each of the few is easier to read.
+  lines.push(...align(rows[0]!.length > 9 ? rows[0]!.map((_, column) => rows.map((row) => row[column]!)) : rows))
   if (result.claims.length > 0) {
     const claims = result.claims.map((claim) => [
       claim.name,
