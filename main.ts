@@ -86,6 +86,12 @@ async function serve(flags: Flags): Promise<void> {
   // A plugin's stray error is that plugin's failure, not the end of everybody else's requests.
   process.on('uncaughtException', (error) => log.error('an error was thrown outside of any request', { error }))
   process.on('unhandledRejection', (error) => log.error('a rejection was not handled', { error }))
+  // Node's own printer would put text between the lines of the log.
+  process.removeAllListeners('warning')
+  process.on('warning', (warning) => {
+    const isNews = warning.name !== 'ExperimentalWarning'
+    log[isNews ? 'warn' : 'debug'](`the runtime warns: ${warning.message}`, { stack: warning.stack })
+  })
   const host = await startKernel({ ...options, log, watch: { settleMs: 200 } })
   stopOnSignals(host, log)
   const notices = host.kernel.collection('notices').items.map((item) => item.item as { label: string; text: string })
