@@ -6,6 +6,8 @@ export class FaultyStore {
   /** Transactions that still succeed; the ones after them fail before they commit. */
   commitsLeft = Number.POSITIVE_INFINITY
   failsToRead = false
+  /** Reads of single values that still succeed; the ones after them fail. */
+  readsLeft = Number.POSITIVE_INFINITY
   /** What a durable transaction waits for after its commit. */
   disk: Promise<void> = Promise.resolve()
   readonly #values = new Map<string, Versioned<unknown>>()
@@ -23,7 +25,8 @@ export class FaultyStore {
   }
 
   readonly #read = async <T>(collection: string, key: Key): Promise<Versioned<T> | undefined> => {
-    if (this.failsToRead) throw new CodedError('STORE_FAILED', 'the disk does not answer')
+    if (this.failsToRead || this.readsLeft <= 0) throw new CodedError('STORE_FAILED', 'the disk does not answer')
+    this.readsLeft -= 1
     return this.#values.get(JSON.stringify([collection, ...key])) as Versioned<T> | undefined
   }
 
