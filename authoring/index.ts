@@ -4,10 +4,13 @@
  * time `heartwood` is the kernel: here are types alone.
  */
 export * from '../kernel/index.ts'
+export type * as alerts from '../plugins/alerts/types.ts'
 export type * as audit from '../plugins/audit/types.ts'
 export type * as auth from '../plugins/auth/types.ts'
 export type * as chat from '../plugins/chat/types.ts'
 export type * as http from '../plugins/http/types.ts'
+export type * as runtimeTools from '../plugins/runtime-tools/types.ts'
+export type * as stats from '../plugins/stats/types.ts'
 export type * as store from '../plugins/store/types.ts'
 export type * as tenants from '../plugins/tenants/types.ts'
 export type * as tools from '../plugins/tools/types.ts'
