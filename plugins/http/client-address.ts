@@ -8,9 +8,12 @@ export interface Forwarded {
   header(name: string): string | undefined
 }
 
+const maxKnown = 1_000
+
 /** Proxies whose word on where a request comes from is taken. */
 export class TrustedProxies {
   readonly #trusted = new BlockList()
+  readonly #known = new Map<string, boolean>()
 
   /**
    * @param proxies addresses, or ranges such as `10.0.0.0/8`
@@ -50,8 +53,15 @@ export class TrustedProxies {
     return client
   }
 
+  /** The list takes microseconds to ask, and the same few peers come again and again. */
   #has(address: string): boolean {
-    return isIP(address) !== 0 && this.#trusted.check(address, family(address))
+    let isTrusted = this.#known.get(address)
+    if (isTrusted === undefined) {
+      isTrusted = isIP(address) !== 0 && this.#trusted.check(address, family(address))
+      if (this.#known.size >= maxKnown) this.#known.clear()
+      this.#known.set(address, isTrusted)
+    }
+    return isTrusted
   }
 }
 
