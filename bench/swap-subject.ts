@@ -80,7 +80,7 @@ const goodKinds = ['patch', 'code', 'replace', 'move', 'patch', 'retire', 'provi
 const badKinds = ['invalid', 'throws', 'hangs', 'lacking', 'syntax'] as const
 const turns: readonly ToolName[] = ['answer', 'ticks', 'answer', 'slow', 'answer', 'write']
 /** After which new code on disk must have been taken in. */
-const takeInMs = 10_000
+const takeInMs = 30_000
 const collectors = ['tools', 'http', 'carmy', 'store', 'auth', 'audit', 'admin']
 
 export async function startSubject({
