@@ -117,11 +117,13 @@ function wordsOf(text: string): { readonly starts: readonly number[]; readonly e
   const border = createBorders(text, maxWordUnits)
   for (const { 0: run, index } of text.matchAll(/\S+/g)) {
     const end = index + run.length
+    // A mark may sit on the blank before it.
+    const start = border(index, index - 2)
     if (run.length <= maxWordUnits && !unspaced.test(run)) {
-      add(index, end)
+      add(start, end)
       continue
     }
-    for (let from = index; from < end; ) {
+    for (let from = start; from < end; ) {
       const to = Math.min(end, border(Math.min(end, from + maxWordUnits), from))
       // Short pieces: the segmenter takes time with the length of what it is given, for each word.
       if (unspaced.test(text.slice(from, to))) {
@@ -140,9 +142,7 @@ function wordsOf(text: string): { readonly starts: readonly number[]; readonly e
   return { starts, ends }
 }
 
-/** How large a break is, by the character behind it. */
-const breakOfGrapheme = 0
-const breakOfWord = 1
+/** How large a break is. Words and graphemes are for where there is none of these. */
 const breakOfSentence = 2
 const breakOfLine = 3
 const breakOfParagraph = 4
@@ -159,7 +159,12 @@ function chunkSemantic(text: string, { size, overlap }: ChunkOptions): Chunk[] {
   const words = new Intl.Segmenter('und', { granularity: 'word' })
   const textEnd = text.trimEnd().length
   const chunks: Chunk[] = []
-  let from = skipBlank(text, 0)
+  // A mark may sit on the blank before it.
+  const skip = (at: number) => {
+    const found = skipBlank(text, at)
+    return border(found, found - 2)
+  }
+  let from = skip(0)
   while (from < textEnd) {
     let to = textEnd
     if (textEnd - from > size) {
@@ -170,8 +175,10 @@ function chunkSemantic(text: string, { size, overlap }: ChunkOptions): Chunk[] {
     }
     const end = from + text.slice(from, to).trimEnd().length
     chunks.push({ text: text.slice(from, end), start: from, end })
-    const next = skipBlank(text, to)
-    from = to >= textEnd || overlap === 0 ? next : overlapStart(text, from, next, overlap, fences, sentences)
+    const next = skip(to)
+    const shared =
+      to >= textEnd || overlap === 0 ? next : skip(overlapStart(text, from, next, overlap, fences, sentences))
+    from = shared > from ? shared : next
   }
   return chunks
 }
@@ -262,11 +269,11 @@ function overlapStart(
   const low = Math.max(from + 1, end - overlap)
   if (fencesBetween(fences, low, low + 1).some(({ start }) => start < low)) return end
   const window = text.slice(low, end)
-  for (const { index } of window.matchAll(/\n\s*(?=\S)/g)) return skipBlank(text, low + index)
+  for (const { index } of window.matchAll(/\n\s*(?=\S)/g)) return low + index
   // From a little before, so that the segmenter sees whether a sentence begins there.
   const context = Math.max(from, low - 1)
   for (const { index } of sentences.segment(text.slice(context, end))) {
-    if (index > 0 && context + index >= low) return skipBlank(text, context + index)
+    if (index > 0 && context + index >= low) return context + index
   }
   const blank = window.search(/\s\S/)
   return blank < 0 ? end : low + blank + 1
@@ -325,14 +332,14 @@ const graphemeContext = 256
 
 /**
  * Tells the border of graphemes at a place or, where it is inside one, the nearest before it; the next one behind when
- * that would be no more than `low`.
+ * that would be no more than `low`, itself a border.
  * @param most longest grapheme that is kept whole
  */
 function createBorders(text: string, most: number): (at: number, low: number) => number {
   const segmenter = new Intl.Segmenter('und', { granularity: 'grapheme' })
   return (at, low) => {
     if (at <= 0 || at >= text.length || isPlainBorder(text, at)) return Math.min(text.length, Math.max(0, at))
-    let start = Math.max(0, at - graphemeContext)
+    let start = Math.max(0, low, at - graphemeContext)
     const first = start
     for (let back = at - 1; back > start; back--) {
       if (isPlainBorder(text, back)) {
@@ -341,12 +348,12 @@ function createBorders(text: string, most: number): (at: number, low: number) =>
       }
     }
     if (isPair(text, start - 1)) start += 1
-    if (isFlag(text, start)) start -= flagUnitsBefore(text, start) % 4
+    if (isFlag(text, start)) start -= flagUnitsBefore(text, start, low) % 4
     const found = segmenter.segment(text.slice(start, at + graphemeContext)).containing(at - start)!
     const before = start + found.index
     const behind = before + found.segment.length
     if (before === at) return at
-    const whole = start > 0 && start === first && found.index === 0 ? false : behind - before <= most
+    const whole = start > Math.max(0, low) && start === first && found.index === 0 ? false : behind - before <= most
     if (whole && before > low) return before
     if (whole) return behind
     return isPair(text, at - 1) ? at + 1 : at
@@ -369,9 +376,9 @@ function isFlag(text: string, at: number): boolean {
   return point !== undefined && point >= 0x1f1e6 && point <= 0x1f1ff
 }
 
-/** Flags are pairs of signs, counted from the first of the row. */
-function flagUnitsBefore(text: string, at: number): number {
+/** Flags are pairs of signs, counted from the first of the row, or from a border that is known. */
+function flagUnitsBefore(text: string, at: number, border: number): number {
   let start = at
-  while (start >= 2 && isFlag(text, start - 2)) start -= 2
+  while (start >= 2 && start > border && isFlag(text, start - 2)) start -= 2
   return at - start
 }

@@ -33,8 +33,9 @@ export interface Agreement {
 
 /** Of queries whose words a collection has: the rest tell nothing about the encoder. */
 const confidentScore = 0.6
-/** Lexical hits among which the best semantic one is sought. */
+/** Lexical hits among which the best semantic one is sought: at most so many, and so small a part that it is no chance. */
 const agreementDepth = 10
+const agreementPart = 0.1
 /** What is assumed before there are queries, and for how many of them it counts. */
 const assumedTrust = 0.3
 const assumedQueries = 10
@@ -118,7 +119,8 @@ export function observe<K>(
 ): Agreement {
   const first = semantic[0]
   if (first === undefined || (lexical[0]?.score ?? 0) < confidentScore) return seen
-  const agrees = lexical.slice(0, agreementDepth).some(({ id }) => id === first.id)
+  const depth = Math.min(agreementDepth, Math.ceil(lexical.length * agreementPart))
+  const agrees = lexical.slice(0, depth).some(({ id }) => id === first.id)
   const kept = seen.asked >= rememberedQueries ? 0.5 : 1
   return { asked: seen.asked * kept + 1, agreed: seen.agreed * kept + (agrees ? 1 : 0) }
 }

@@ -12,7 +12,7 @@ export const stemmers: Readonly<Record<Language, Stemmer>> = {
   en: stemEnglish,
   de: stripping(
     3,
-    'erinnen innen ern ens em en er es e s',
+    'erinnen innen ern ens em en er es e bs:b ds:d fs:f gs:g hs:h ks:k ls:l ms:m ns:n rs:r ts:t',
     'est en er st',
     'ierung ungen ung heit keit lich isch ig ik end'
   ),

@@ -140,7 +140,8 @@ export function createAnalyser(): Analyser {
       if (kind === 'word' && word.length > 1 && scriptOf(word) === 'latin') words.add(word)
     })
     let best: Language | undefined
-    let most = words.size > 8 ? 1 : 0
+    // One may be chance; in a text of a few words it is what there is.
+    let most = words.size > 2 && words.size <= 8 ? 0 : 1
     for (const language of among) {
       let found = 0
       for (const word of words) if (stopWords[language].has(word)) found += 1
@@ -217,8 +218,7 @@ function isHyphen(code: number): boolean {
 }
 
 function isAscii(text: string): boolean {
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: that is what ASCII is
-  return !/[^\x00-\x7f]/.test(text)
+  return !/[\u0080-\uffff]/.test(text)
 }
 
 function widthAt(text: string, at: number): number {
@@ -304,7 +304,7 @@ export function foldWord(word: string): string {
   if (script === 'cyrillic') return lower.replaceAll('ё', 'е').replace(/[\u0300-\u036f]+/g, '')
   if (script === 'arabic') {
     return lower
-      .replace(/[\u0610-\u061a\u0640\u064b-\u065f\u0670]+/g, '')
+      .replace(/\p{M}+|\u0640/gu, '')
       .replace(/[أإآٱىةؤئکی]/g, (character) => folded[character]!)
       .replace(/[٠-٩۰-۹]/g, (character) => String(character.charCodeAt(0) & 0xf))
   }
@@ -378,7 +378,7 @@ function readUnspaced(run: string, segmenter: Intl.Segmenter, emit: (kind: Token
 
 /** Pairs of characters that overlap; what stands alone is itself a term, and so is each character of a short run. */
 function readGrams(run: string, syllables: boolean, emit: (kind: TokenKind, word: string) => void): void {
-  const characters = [...run]
+  const characters = Array.from(run)
   for (let at = 0; at + 1 < characters.length; at++) emit('gram', characters[at]! + characters[at + 1]!)
   // A Korean word of one syllable with its particle behind it is asked for with another particle.
   if (characters.length === 1 || (syllables && characters.length === 2)) emit('gram', characters[0]!)
