@@ -226,7 +226,8 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     const cached = cache.get(key)
     if (cached !== undefined) return cached as WordBlock
     const block = decodeWords(await readPart<WordsPart>(index, id, 'words', number))
-    return cache.set(key, block, block.words.length * 128 + 256) as WordBlock
+    const bytes = block.text.length + block.terms.length + block.counts.length * 13
+    return cache.set(key, block, bytes + 512) as WordBlock
   }
 
   const openPostings = async (index: string, segment: SearchedSegment, term: string): Promise<Postings> => {

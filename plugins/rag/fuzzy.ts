@@ -1,6 +1,6 @@
 import type { Found, IndexView, QueryGroup, TextIndex } from './bm25.ts'
 import { maxQueryWords, mostVariants } from './bm25.ts'
-import { tailKey, tailSpan, type WordBlock } from './segment.ts'
+import { tailOf, termAt, type WordBlock, wordAt } from './segment.ts'
 import type { Analyser, QueryWord } from './text.ts'
 
 /** Another spelling that was searched for. */
@@ -122,8 +122,8 @@ export async function findNear(
     for await (const block of view.words()) {
       for (const [match, near] of matchers) {
         match(block, (place, edits) => {
-          const word = block.words[place]!
-          const term = block.terms[place]!
+          const word = wordAt(block, place)
+          const term = termAt(block, place)
           const count = block.counts[place]! + (near.get(`${word} ${term}`)?.count ?? 0)
           near.set(`${word} ${term}`, { word, term, edits, count })
         })
@@ -145,56 +145,77 @@ export function createCloseMatcher(word: string, most: number): Matcher {
   const kept = (word.length - 1) >> 1
   const start = word.slice(0, kept)
   const units = Math.min(kept, 2)
-  const tail = tailKey(word, units)
+  const tail = tailOf(word, 0, word.length, units)
   const least = word.length - most
   const longest = word.length + most
-  const judge = ({ words, lengths }: WordBlock, place: number, tell: (place: number, edits: number) => void) => {
-    if (lengths[place]! < least || lengths[place]! > longest) return
-    const edits = editsUpToOne(word, words[place]!)
+  const behind = `${start}\uffff`
+  const judge = ({ text, starts }: WordBlock, place: number, tell: (place: number, edits: number) => void) => {
+    const from = starts[place]!
+    const to = starts[place + 1]! - 1
+    if (to - from < least || to - from > longest) return
+    const edits = editsUpToOne(word, text, from, to)
     if (edits <= most) tell(place, edits)
   }
   return (block, tell) => {
-    const { words } = block
+    const { text, starts } = block
+    const size = starts.length - 1
     let from = 0
     let to = 0
-    if (words[words.length - 1]! >= start && (words[0]! < start || words[0]!.startsWith(start))) {
-      from = lowerBound(words, start)
-      to = lowerBound(words, `${start}\uffff`)
+    if (!isBelow(block, size - 1, start) && isBelow(block, 0, behind)) {
+      from = firstPlace(size, (place) => !isBelow(block, place, start))
+      to = firstPlace(size, (place) => !isBelow(block, place, behind))
       for (let place = from; place < to; place++) judge(block, place, tell)
     }
-    const tails = block.byTail[units - 1]
-    if (tails === undefined) return
-    for (let at = lowerBound(tails, tail); at < tails.length && tails[at]! < tail + tailSpan; at++) {
-      const place = tails[at]! - tail
+    const places = block.byTail[units - 1]
+    if (places === undefined) return
+    const tailAt = (at: number) => tailOf(text, starts[places[at]!]!, starts[places[at]! + 1]! - 1, units)
+    for (let at = firstPlace(size, (at) => tailAt(at) >= tail); at < size && tailAt(at) === tail; at++) {
+      const place = places[at]!
       if (place < from || place >= to) judge(block, place, tell)
     }
   }
 }
 
-function lowerBound<T extends string | number>(sorted: ArrayLike<T>, value: T): number {
+/** The first of `size` places that is reached, where all behind it are. */
+function firstPlace(size: number, reached: (place: number) => boolean): number {
   let low = 0
-  let high = sorted.length
+  let high = size
   while (low < high) {
     const middle = (low + high) >> 1
-    if (sorted[middle]! < value) low = middle + 1
-    else high = middle
+    if (reached(middle)) high = middle
+    else low = middle + 1
   }
   return low
 }
 
+/** Whether the word at a place sorts before `other`. */
+function isBelow({ text, starts }: WordBlock, place: number, other: string): boolean {
+  const from = starts[place]!
+  const length = starts[place + 1]! - 1 - from
+  for (let at = 0; at < other.length; at++) {
+    if (at === length) return true
+    const unit = text.charCodeAt(from + at)
+    if (unit !== other.charCodeAt(at)) return unit < other.charCodeAt(at)
+  }
+  return false
+}
+
 /** 0, 1, or more than that as 2. */
-function editsUpToOne(a: string, b: string): number {
-  if (a === b) return 0
-  const least = Math.min(a.length, b.length)
+function editsUpToOne(word: string, text: string, start: number, end: number): number {
+  const length = end - start
+  const least = Math.min(word.length, length)
   let from = 0
-  while (from < least && a.charCodeAt(from) === b.charCodeAt(from)) from += 1
+  while (from < least && word.charCodeAt(from) === text.charCodeAt(start + from)) from += 1
+  if (from === length && from === word.length) return 0
   let behind = 0
-  while (behind < least - from && a.charCodeAt(a.length - 1 - behind) === b.charCodeAt(b.length - 1 - behind))
+  while (behind < least - from && word.charCodeAt(word.length - 1 - behind) === text.charCodeAt(end - 1 - behind)) {
     behind += 1
-  const leftA = a.length - from - behind
-  const leftB = b.length - from - behind
-  if (leftA <= 1 && leftB <= 1) return 1
-  const swapped = leftA === 2 && leftB === 2 && a[from] === b[from + 1] && a[from + 1] === b[from]
+  }
+  const left = word.length - from - behind
+  const other = length - from - behind
+  if (left <= 1 && other <= 1) return 1
+  const swapped =
+    left === 2 && other === 2 && word[from] === text[start + from + 1] && word[from + 1] === text[start + from]
   return swapped ? 1 : 2
 }
 
@@ -215,22 +236,22 @@ export function createMatcher(word: string, most: number): Matcher {
   const rows = new Uint8Array((deepest + 2) * width).fill(far)
   for (let at = 0; at <= Math.min(size, most); at++) rows[at] = at
 
-  return ({ words, shared }, tell) => {
+  return ({ text, starts, shared }, tell) => {
     /** Rows that hold for the word at hand, and the depth at which its start is too far away. */
     let valid = 0
     let dead = Number.POSITIVE_INFINITY
-    for (let place = 0; place < words.length; place++) {
+    for (let place = 0; place < shared.length; place++) {
       const common = place === 0 ? 0 : shared[place]!
       if (common < valid) valid = common
       if (common >= dead) continue
       dead = Number.POSITIVE_INFINITY
-      const other = words[place]!
-      const length = other.length
+      const start = starts[place]!
+      const length = starts[place + 1]! - 1 - start
       if (length > deepest || length < size - most) continue
       let depth = valid
       while (depth < length) {
-        const letter = other.charCodeAt(depth)
-        const before = depth === 0 ? -1 : other.charCodeAt(depth - 1)
+        const letter = text.charCodeAt(start + depth)
+        const before = depth === 0 ? -1 : text.charCodeAt(start + depth - 1)
         const row = (depth + 1) * width
         const above = depth * width
         const low = depth + 1 - most

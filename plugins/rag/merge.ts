@@ -36,17 +36,7 @@ export async function mergeSegments(
   breathe: () => Promise<void>,
   give: (part: Part) => Promise<void>
 ): Promise<Merged> {
-  const live: { source: number; chunk: number; ordinal: number; length: number }[] = []
-  for (const [source, { dead, lengths, ordinals }] of sources.entries()) {
-    for (let chunk = 0; chunk < lengths.length; chunk++) {
-      if (dead !== undefined && (dead[chunk >> 3]! & (1 << (chunk & 7))) !== 0) continue
-      live.push({ source, chunk, ordinal: ordinals[chunk]! - first, length: lengths[chunk]! })
-    }
-  }
-  live.sort((a, b) => a.ordinal - b.ordinal)
-  const places = sources.map(({ lengths }) => new Int32Array(lengths.length).fill(-1))
-  live.forEach(({ source, chunk }, place) => (places[source]![chunk] = place))
-
+  const { lengths, ordinals, places } = await placeChunks(sources, first, breathe)
   const parts: Part[] = []
   const flush = async () => {
     for (const part of parts.splice(0)) await give(part)
@@ -57,26 +47,27 @@ export async function mergeSegments(
   const gone = new Set<string>()
   const termCursors = sources.map((source) => cursorOver(source.termBlocks, source.terms, (block) => block.terms))
   await inOrder(termCursors, (term, from) => {
-    const postings: (readonly [place: number, count: number])[] = []
+    const postings: number[] = []
+    let sorted = true
     for (const at of from) {
       const { block, place } = termCursors[at]!
       const { chunks, counts } = decodePostings(block!, place)
       for (let i = 0; i < chunks.length; i++) {
         const now = places[at]![chunks[i]!]!
-        if (now >= 0) postings.push([now, counts[i]!])
+        if (now < 0) continue
+        if (postings.length > 0 && postings[postings.length - 2]! > now) sorted = false
+        postings.push(now, counts[i]!)
       }
     }
     if (postings.length === 0) gone.add(term)
-    else terms.add(term, (from.length > 1 ? postings.sort(([a], [b]) => a - b) : postings).flat())
+    else terms.add(term, sorted ? postings : byPlace(postings))
     return parts.length > 0 ? flush() : undefined
   })
   const firstTerms = terms.end()
   await flush()
 
   const words = createWordWriter((part) => parts.push(part))
-  const wordCursors = sources.map((source) =>
-    cursorOver(source.wordBlocks, source.words, (block) => block.words.map((word, at) => `${word} ${block.terms[at]!}`))
-  )
+  const wordCursors = sources.map((source) => cursorOver(source.wordBlocks, source.words, entriesOf))
   await inOrder(wordCursors, (entry, from) => {
     if (!gone.has(entry.slice(entry.indexOf(' ') + 1))) {
       words.add(
@@ -87,16 +78,49 @@ export async function mergeSegments(
     return parts.length > 0 ? flush() : undefined
   })
   const wordBlocks = words.end()
-  parts.push(
-    chunksPart(
-      live.map((one) => one.length),
-      live.map((one) => one.ordinal),
-      firstTerms,
-      wordBlocks
-    )
-  )
+  parts.push(chunksPart(lengths, ordinals, firstTerms, wordBlocks))
   await flush()
-  return { chunks: live.length, places }
+  return { chunks: lengths.length, places }
+}
+
+/** Numbers the live chunks of all sources by their ordinals. Those of sources that lie one behind the other are in order. */
+async function placeChunks(sources: readonly MergeSource[], first: number, breathe: () => Promise<void>) {
+  const places = sources.map((source) => new Int32Array(source.lengths.length).fill(-1))
+  let sorted = true
+  let last = -1
+  const live: (readonly [ordinal: number, source: number, chunk: number])[] = []
+  for (const [source, { dead, ordinals }] of sources.entries()) {
+    for (let chunk = 0; chunk < ordinals.length; chunk++) {
+      if (dead !== undefined && (dead[chunk >> 3]! & (1 << (chunk & 7))) !== 0) continue
+      const ordinal = ordinals[chunk]!
+      if (ordinal < last) sorted = false
+      last = ordinal
+      live.push([ordinal, source, chunk])
+      if ((live.length & 0xfff) === 0) await breathe()
+    }
+  }
+  if (!sorted) live.sort(([a], [b]) => a - b)
+  const lengths: number[] = []
+  const ordinals: number[] = []
+  for (const [place, [ordinal, source, chunk]] of live.entries()) {
+    places[source]![chunk] = place
+    lengths.push(sources[source]!.lengths[chunk]!)
+    ordinals.push(ordinal - first)
+    if ((place & 0xfff) === 0) await breathe()
+  }
+  return { lengths, ordinals, places }
+}
+
+function byPlace(postings: readonly number[]): readonly number[] {
+  const order = Array.from({ length: postings.length / 2 }, (_, at) => at * 2)
+  order.sort((a, b) => postings[a]! - postings[b]!)
+  return order.flatMap((at) => [postings[at]!, postings[at + 1]!])
+}
+
+/** Words and their terms, as a word writer takes them. */
+function entriesOf(block: WordBlock): readonly string[] {
+  const words = block.text.split(' ')
+  return block.terms.split(' ').map((term, at) => `${words[at]!} ${term === '' ? words[at]! : term}`)
 }
 
 /** A place in the sorted entries of a source. */

@@ -62,16 +62,22 @@ export interface TermBlock {
   readonly bytes: Uint8Array
 }
 
-/** A block of words made ready for walks. Texts of several languages give a word several terms: it comes again then. */
+/**
+ * A block of words made ready for walks: few bytes a word, since a search for slips walks all of them. Texts of several
+ * languages give a word several terms: it comes again then.
+ */
 export interface WordBlock {
-  readonly words: readonly string[]
-  readonly terms: readonly string[]
-  readonly counts: readonly number[]
+  /** The sorted words, a blank behind each but the last. */
+  readonly text: string
+  /** Where each word begins; one more, behind the blank that would follow the last. */
+  readonly starts: Uint32Array
+  /** Their terms, as in {@link WordsPart}. */
+  readonly terms: string
+  readonly counts: Uint32Array
   /** Units that a word shares with the one before it. */
   readonly shared: Uint8Array
-  readonly lengths: Uint8Array
-  /** The places of the words in the order of their last unit, and of their last two: see {@link tailKey}. */
-  readonly byTail: readonly [Float64Array, Float64Array]
+  /** The places of the words in the order of their last unit, and of their last two: see {@link tailOf}. */
+  readonly byTail: readonly [Uint16Array, Uint16Array]
 }
 
 /** Bytes of postings, or words, after which a block ends. */
@@ -252,30 +258,51 @@ function encodePostings(postings: readonly number[], target: number[]): void {
 }
 
 export function decodeWords(part: WordsPart): WordBlock {
-  const words = part.words.split(' ')
-  const terms = part.terms.split(' ').map((term, at) => (term === '' ? words[at]! : term))
-  const shared = new Uint8Array(words.length)
-  for (let at = 1; at < words.length; at++) shared[at] = sharedUnits(words[at - 1]!, words[at]!)
-  const byTail = [1, 2].map((units) => Float64Array.from(words, (word, at) => tailKey(word, units) + at).sort())
-  const lengths = Uint8Array.from(words, (word) => word.length)
-  return { words, terms, counts: part.counts, shared, lengths, byTail: byTail as unknown as WordBlock['byTail'] }
+  const text = part.words
+  const size = part.counts.length
+  const starts = new Uint32Array(size + 1)
+  for (let at = 1; at < size; at++) starts[at] = text.indexOf(' ', starts[at - 1]) + 1
+  starts[size] = text.length + 1
+  const shared = new Uint8Array(size)
+  for (let at = 1; at < size; at++) {
+    const before = starts[at - 1]!
+    const here = starts[at]!
+    const most = Math.min(here - before - 1, starts[at + 1]! - here - 1, 255)
+    let same = 0
+    while (same < most && text.charCodeAt(before + same) === text.charCodeAt(here + same)) same += 1
+    shared[at] = same
+  }
+  const order = (units: number): Uint16Array => {
+    const keys = new Float64Array(size)
+    for (let at = 0; at < size; at++) {
+      keys[at] = tailOf(text, starts[at]!, starts[at + 1]! - 1, units) * blockWords + at
+    }
+    return Uint16Array.from(keys.sort(), (key) => key % blockWords)
+  }
+  return {
+    text,
+    starts,
+    terms: part.terms,
+    counts: Uint32Array.from(part.counts),
+    shared,
+    byTail: [order(1), order(2)]
+  }
 }
 
-/** Orders words by their last `units` (1 or 2, where a word has so many), and leaves room for a place in the block. */
-export function tailKey(word: string, units: number): number {
-  let key = 0
-  for (let at = Math.max(0, word.length - units); at < word.length; at++) key = key * 0x10000 + word.charCodeAt(at)
-  return key * blockWords
+export function wordAt(block: WordBlock, place: number): string {
+  return block.text.slice(block.starts[place], block.starts[place + 1]! - 1)
 }
 
-/** How far the keys of one tail reach. */
-export const tailSpan = blockWords
+export function termAt(block: WordBlock, place: number): string {
+  const term = block.terms.split(' ')[place]!
+  return term === '' ? wordAt(block, place) : term
+}
 
-function sharedUnits(a: string, b: string): number {
-  const most = Math.min(a.length, b.length, 255)
-  let at = 0
-  while (at < most && a.charCodeAt(at) === b.charCodeAt(at)) at += 1
-  return at
+/** What orders words by their last `units` (1 or 2), of as many as there are. */
+export function tailOf(text: string, start: number, end: number, units: number): number {
+  let tail = 0
+  for (let at = Math.max(start, end - units); at < end; at++) tail = tail * 0x10000 + text.charCodeAt(at)
+  return tail
 }
 
 /** @param sums each number is counted from the one before it */
