@@ -8,6 +8,10 @@ import { meets, type Slot } from './services.ts'
 /** At most this many replaced generations of one fiber drain at once; one more and the oldest is aborted. */
 const maxDraining = 8
 
+/** So often may a fiber be rebuilt for services it likes within {@link restMs} before it is made to rest as long. */
+const maxRestless = 20
+const restMs = 1_000
+
 /** A generation that is being built, and what it is built for. */
 interface Build {
   readonly generation: Generation
@@ -49,6 +53,9 @@ export class Fiber {
   #kicked = false
   #wasActive = false
   #optional = ''
+  /** Rebuilds for services it likes, since when; and the rest it was made to take. */
+  #restless = { count: 0, sinceMs: 0 }
+  #resting: NodeJS.Timeout | undefined
   #waiters: ((error?: unknown) => void)[] = []
   #ending: Map<Generation, Promise<void>> | undefined
   /** Ends a wait for {@link #ending} early, since there may be something to do beside it. */
@@ -236,7 +243,7 @@ export class Fiber {
       return false
     }
     if (current !== undefined) {
-      const upToDate = current.target === target && this.#optional === this.#optionalNow()
+      const upToDate = current.target === target && !this.#wantsRebuild(current)
       const { phase } = current
       if (!this.#canRun() || phase === 'leaving' || (phase === 'parked' && !upToDate)) {
         this.#takeDown()
@@ -273,6 +280,26 @@ export class Fiber {
     }
     await this.#start(target)
     return true
+  }
+
+  /**
+   * A service it likes came or went. Two that are rebuilt for each other could go on for ever and let nobody else have
+   * a turn: one of them is made to rest.
+   */
+  #wantsRebuild(current: Generation): boolean {
+    if (this.#optional === this.#optionalNow() || this.#resting !== undefined) return false
+    const nowMs = performance.now()
+    if (nowMs - this.#restless.sinceMs > restMs) this.#restless = { count: 0, sinceMs: nowMs }
+    this.#restless.count += 1
+    if (this.#restless.count <= maxRestless) return true
+    const message = `entry '${this.entry}' was rebuilt ${maxRestless} times in a row for services that come and go`
+    this.kernel.log.warn(message, { entry: this.entry })
+    this.kernel.order.letGo(current)
+    this.#resting = setTimeout(() => {
+      this.#resting = undefined
+      this.kick()
+    }, restMs).unref()
+    return false
   }
 
   /** Built and out of sight: shown as soon as every gate is open. @returns whether there may be more to do */
@@ -366,7 +393,7 @@ export class Fiber {
   /** Asks the plugin first, where nothing but its config has changed; most have nothing to say. */
   async #tookInPlace(target: Target, old: Generation): Promise<boolean> {
     const { plugin } = old.target
-    if (!old.hasUpdateHooks || target === old.target || target.plugin !== plugin) return false
+    if (!old.hasUpdateHooks || target.plugin !== plugin) return false
     if (!seesTheSame(plugin, target, old.target) || this.#optional !== this.#optionalNow()) return false
     const limitMs = this.kernel.settings.apply_timeout_ms
     try {
@@ -497,6 +524,7 @@ export class Fiber {
 
   #dispose(): void {
     this.#aim(undefined)
+    clearTimeout(this.#resting)
     this.disposed = true
     this.error = undefined
     this.kernel.forget(this)

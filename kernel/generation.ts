@@ -166,7 +166,7 @@ export class Generation {
     this.#gates ??= []
     this.#gates.push(gate)
     const turn = (open: boolean) => {
-      if (gate.open === open || !this.isOpen) return
+      if (gate.open === open) return
       gate.open = open
       if (this.ready) this.#onReady?.()
       this.fiber.kick()

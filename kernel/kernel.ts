@@ -358,12 +358,17 @@ export class Kernel {
   }
 
   async #mount(id: string, target: Target): Promise<void> {
-    if (this.stopping) throw new CodedError('KERNEL_STOPPING', `the kernel is stopping; entry '${id}' was not started`)
-    const present = this.#byEntry.get(id)
-    if (present?.target !== undefined) {
-      throw new CodedError('KERNEL_DUPLICATE_ENTRY', `entry '${id}' is running already`)
+    for (;;) {
+      if (this.stopping) {
+        throw new CodedError('KERNEL_STOPPING', `the kernel is stopping; entry '${id}' was not started`)
+      }
+      const present = this.#byEntry.get(id)
+      if (present?.target !== undefined) {
+        throw new CodedError('KERNEL_DUPLICATE_ENTRY', `entry '${id}' is running already`)
+      }
+      if (present === undefined || !target.plugin.exclusive) break
+      await present.retire().catch(() => {})
     }
-    if (present !== undefined && target.plugin.exclusive) await present.retire()
     await this.#add(id, target).begin()
   }
 

@@ -101,6 +101,27 @@ t.test('B02 a plugin waits with its own end for what the plugins it mounted stil
   t.strictSame(log, ['served', 'parent undone'])
 })
 
+t.test('B02 what mounted plugins serve is told to end when too many generations are on their way out', async (t) => {
+  const reasons: unknown[] = []
+  const child = plugin({
+    name: 'child',
+    apply(ctx) {
+      const lease = ctx.lease()
+      lease.signal.addEventListener('abort', () => {
+        reasons.push(lease.signal.reason)
+        lease.release()
+      })
+    }
+  })
+  const { kernel } = await house(t, [{ plugin: plugin({ apply: (ctx) => void ctx.mount(child) }), id: 'x' }])
+  for (let value = 2; value <= 10; value++) {
+    await kernel.update('x', { value })
+    await kernel.settled()
+  }
+  t.match(reasons, [{ code: 'DRAIN_TIMEOUT', message: "entry 'x' has been replaced 8 times since" }])
+  await kernel.stop(20)
+})
+
 t.test('B03 an undo that throws does not keep the others from it, and is logged once', async (t) => {
   const log: string[] = []
   const three = plugin({
@@ -449,7 +470,7 @@ t.test('B18 disposing one whose apply hangs is refused within its time, by name;
 })
 
 t.test('B18 stopping does not wait for an apply or an undo that hangs', async (t) => {
-  const { kernel } = await house(t, [], { undo_timeout_ms: 20 })
+  const { kernel } = await house(t, [], { undo_timeout_ms: 20, apply_timeout_ms: 2_147_483_647 })
   void kernel.begin({ id: 'x', plugin: plugin({ apply: () => new Promise(() => {}) }) }).catch(() => {})
   await kernel.begin({ id: 'y', plugin: plugin({ apply: (ctx) => ctx.effect(() => () => new Promise(() => {})) }) })
   await kernel.stop(40)
@@ -478,6 +499,22 @@ t.test('B19 a plugin that disposes itself within apply or an undo is refused at 
   await kernel.retire('x')
   const refusal = { code: 'KERNEL_REENTRANT', message: /^reentrant transition on fiber 1/ }
   t.match(refusals, [refusal, refusal])
+})
+
+t.test('B19 an old generation that disposes itself does not end the one that has replaced it', async (t) => {
+  const contexts: AnyContext[] = []
+  const { kernel } = await house(t, [{ plugin: plugin({ apply: (ctx) => void contexts.push(ctx) }), id: 'x' }])
+  const lease = contexts[0]?.lease()
+  await kernel.update('x', { value: 2 })
+  await contexts[0]?.dispose()
+  lease?.release()
+  await rested(kernel)
+  await contexts[0]?.dispose()
+  t.equal(stateOf(kernel, 'x'), 'Active')
+  const told: string[] = []
+  kernel.onSelfDisposed((id) => told.push(id))
+  await contexts[1]?.dispose()
+  t.strictSame([kernel.fibers(), told], [[], ['x']])
 })
 
 t.test('B20 a new config is applied; the fiber keeps its id (as ruled: R18, beside the old one)', async (t) => {
@@ -524,6 +561,25 @@ t.test('B22 each update is answered with what became of it, or of a later one', 
     ['fulfilled', 'fulfilled']
   )
   t.match(kernel.fiber('x')?.target?.config, { value: 'good' })
+})
+
+t.test('B22 what failed does not count any more when another config came while it was undone', async (t) => {
+  const undoing = latch()
+  const failing = plugin({
+    apply(ctx, value) {
+      if (value !== 'bad') return
+      ctx.effect(() => () => undoing.promise)
+      throw new Error('bad value')
+    }
+  })
+  const { kernel } = await house(t)
+  const states = watch(kernel, 'x')
+  const begun = kernel.begin({ id: 'x', plugin: failing, config: { value: 'bad' } })
+  await nextTurn()
+  const updated = kernel.update('x', { value: 'good' })
+  undoing.open()
+  await Promise.all([begun, updated])
+  t.strictSame(states, ['Loading', 'Unloading', 'Loading', 'Active'])
 })
 
 /** Takes what `decide` says of a new config; hears what it was asked. */

@@ -644,6 +644,30 @@ t.test('a resource is shared by the generations that ask for the same one, and c
   t.strictSame(log, ['open 1', 'commit 1 ', 'commit 1 same', 'open 2', 'commit 2 other', 'close 1', 'close 2'])
 })
 
+t.test('a resource that could not be closed well is opened again by who needs it next', async (t) => {
+  const closing = gate()
+  let opened = 0
+  const plugin = definePlugin({
+    name: 'owner',
+    async apply(ctx) {
+      await ctx.resource(
+        'socket',
+        1,
+        () => (opened += 1),
+        () => closing.promise
+      )
+    }
+  })
+  const { kernel, lines } = await startHouse(t, [{ plugin }], bare)
+  const retired = kernel.retire('owner')
+  const begun = kernel.begin({ id: 'owner', plugin })
+  closing.fail(new Error('not closed'))
+  await Promise.all([retired, begun])
+  t.equal(opened, 2)
+  t.equal(stateOf(kernel, 'owner'), 'Active')
+  t.ok(lines.some((line) => line.message === 'an undo failed' && line['label'] === 'resource:socket'))
+})
+
 t.test('an exclusive plugin is undone before its next generation is built, and put back when that fails', async (t) => {
   const log: string[] = []
   const plugin = definePlugin({

@@ -25,8 +25,15 @@ interface Behaviour {
 interface Node {
   readonly needs: readonly number[]
   readonly likes: readonly number[]
+  readonly exclusive: boolean
   /** What a plugin that it mounts needs; none is mounted without. */
   readonly childNeeds: number | undefined
+}
+
+interface Part extends Omit<Node, 'childNeeds'> {
+  readonly name: string
+  readonly provides: readonly number[]
+  readonly child?: Plugin | undefined
 }
 
 type Step =
@@ -41,6 +48,7 @@ const anyGraph: fc.Arbitrary<readonly Node[]> = fc.array(
   fc.record({
     needs: fc.uniqueArray(anyNode, { maxLength: 2 }),
     likes: fc.uniqueArray(anyNode, { maxLength: 1 }),
+    exclusive: fc.nat(4).map((n) => n === 4),
     childNeeds: fc.option(anyNode, { nil: undefined, freq: 4 })
   }),
   { minLength: nodeCount, maxLength: nodeCount }
@@ -77,7 +85,8 @@ class World {
   constructor(nodes: readonly Node[]) {
     this.nodes = nodes.map(({ likes, ...node }) => ({
       ...node,
-      likes: likes.filter((like) => !node.needs.includes(like))
+      // Two that cannot overlap and like each other never come to rest; see C07.
+      likes: node.exclusive ? [] : likes.filter((like) => !node.needs.includes(like))
     }))
     this.plugins = this.nodes.map((node, at) => this.#plugin(node, at))
   }
@@ -111,6 +120,18 @@ class World {
       for (const [entry, gate] of this.gates) if (this.kernel.fiber(entry)?.state === 'Reloading') gate.open()
       await nextTurn()
     } while (this.pending.length > 0 || !isAtRest(this.kernel))
+  }
+
+  async stop(): Promise<void> {
+    let stopped = false
+    const done = this.kernel.stop().then(() => {
+      stopped = true
+    })
+    for (let turns = 0; !stopped; turns++) {
+      if (turns > 10_000) throw new Error(`it does not stop: ${statesOf(this.kernel).join(', ')}`)
+      await nextTurn()
+    }
+    await done
   }
 
   /** At rest, a fiber is active exactly when its needs are met; what it shows is what it was last told. */
@@ -154,12 +175,15 @@ class World {
   }
 
   #plugin(node: Node, at: number): Plugin {
-    const { needs, likes, childNeeds } = node
-    const child = childNeeds === undefined ? undefined : this.#part('child', [childNeeds], [], [])
-    return this.#part(`n${at}`, needs, likes, [at], child)
+    const { needs, likes, exclusive, childNeeds } = node
+    const child =
+      childNeeds === undefined
+        ? undefined
+        : this.#part({ name: 'child', needs: [childNeeds], likes: [], provides: [], exclusive: false })
+    return this.#part({ name: `n${at}`, needs, likes, provides: [at], exclusive, child })
   }
 
-  #part(name: string, needs: readonly number[], likes: readonly number[], provides: readonly number[], child?: Plugin) {
+  #part({ name, needs, likes, provides, exclusive, child }: Part): Plugin {
     const services = (numbers: readonly number[]) =>
       numbers.map((number) => `s${number}`) as unknown as readonly ['foo']
     return definePlugin({
@@ -167,6 +191,7 @@ class World {
       inject: services(needs),
       optional: services(likes),
       provides: services(provides),
+      exclusive,
       config: schemaOf<Partial<Behaviour>>({}),
       apply: async (ctx, behaviour) => {
         const { number = 0, apply, undo } = behaviour
@@ -230,7 +255,7 @@ t.test(
           world.check()
           runs += world.runs.length
 
-          await kernel.stop()
+          await world.stop()
           if (kernel.fibers().length > 0) world.faults.push('fibers are left')
           if (kernel.resources.size > 0) world.faults.push('resources are left')
           if (kernel.collection('words').items.length > 0) world.faults.push('contributions are left')
