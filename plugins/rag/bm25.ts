@@ -226,7 +226,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     const cached = cache.get(key)
     if (cached !== undefined) return cached as WordBlock
     const block = decodeWords(await readPart<WordsPart>(index, id, 'words', number))
-    const bytes = block.text.length + block.terms.length + block.counts.length * 13
+    const bytes = block.text.length + block.terms.length + block.counts.length * 17
     return cache.set(key, block, bytes + 512) as WordBlock
   }
 

@@ -71,8 +71,9 @@ export interface WordBlock {
   readonly text: string
   /** Where each word begins; one more, behind the blank that would follow the last. */
   readonly starts: Uint32Array
-  /** Their terms, as in {@link WordsPart}. */
+  /** Their terms, as in {@link WordsPart}, and where each begins. */
   readonly terms: string
+  readonly termStarts: Uint32Array
   readonly counts: Uint32Array
   /** Units that a word shares with the one before it. */
   readonly shared: Uint8Array
@@ -260,9 +261,7 @@ function encodePostings(postings: readonly number[], target: number[]): void {
 export function decodeWords(part: WordsPart): WordBlock {
   const text = part.words
   const size = part.counts.length
-  const starts = new Uint32Array(size + 1)
-  for (let at = 1; at < size; at++) starts[at] = text.indexOf(' ', starts[at - 1]) + 1
-  starts[size] = text.length + 1
+  const starts = startsOf(text, size)
   const shared = new Uint8Array(size)
   for (let at = 1; at < size; at++) {
     const before = starts[at - 1]!
@@ -283,10 +282,19 @@ export function decodeWords(part: WordsPart): WordBlock {
     text,
     starts,
     terms: part.terms,
+    termStarts: startsOf(part.terms, size),
     counts: Uint32Array.from(part.counts),
     shared,
     byTail: [order(1), order(2)]
   }
+}
+
+/** Where each of `size` words begins, and where one more would. */
+function startsOf(text: string, size: number): Uint32Array {
+  const starts = new Uint32Array(size + 1)
+  for (let at = 1; at < size; at++) starts[at] = text.indexOf(' ', starts[at - 1]) + 1
+  starts[size] = text.length + 1
+  return starts
 }
 
 export function wordAt(block: WordBlock, place: number): string {
@@ -294,7 +302,7 @@ export function wordAt(block: WordBlock, place: number): string {
 }
 
 export function termAt(block: WordBlock, place: number): string {
-  const term = block.terms.split(' ')[place]!
+  const term = block.terms.slice(block.termStarts[place], block.termStarts[place + 1]! - 1)
   return term === '' ? wordAt(block, place) : term
 }
 

@@ -180,7 +180,7 @@ export function createAnalyser(): Analyser {
     analyseQuery(query, languages, most) {
       const asked = languages.length === 0 ? (['en'] as const) : languages
       // What is a stop word depends on the language of the query, not on all that the texts are written in.
-      const spoken = detect(query.slice(0, detectUnits), asked)
+      const spoken = asked.length === 1 ? asked[0] : detect(query.slice(0, detectUnits), asked)
       const found = new Map<string, QueryWord>()
       tokenise(query.slice(0, most * maxWordUnits), languages.includes('de'), (kind, word) => {
         if (found.size >= most || found.has(word)) return
