@@ -316,15 +316,17 @@ export function tailOf(text: string, start: number, end: number, units: number):
 /** @param sums each number is counted from the one before it */
 export function fromBase64(text: string, sums: boolean): Float64Array {
   const bytes = Buffer.from(text, 'base64')
+  let size = 0
+  for (const byte of bytes) if (byte < 0x80) size += 1
+  const numbers = new Float64Array(size)
   const cursor = { at: 0 }
-  const numbers: number[] = []
   let sum = 0
-  while (cursor.at < bytes.length) {
+  for (let at = 0; at < size; at++) {
     const number = readVarint(bytes, cursor)
     sum = sums ? sum + number : number
-    numbers.push(sum)
+    numbers[at] = sum
   }
-  return Float64Array.from(numbers)
+  return numbers
 }
 
 function toBase64(numbers: readonly number[]): string {

@@ -58,7 +58,7 @@ const cachedStems = 40_000
 /** Longer runs of letters (base64, keys, noise) are cut: no word of a language is. */
 const maxWordUnits = 64
 /** Of a text, to tell its language. */
-const detectUnits = 4_000
+const detectUnits = 800
 
 const other = 1
 const letter = 2
