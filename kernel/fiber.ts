@@ -12,6 +12,8 @@ const maxDraining = 8
 const maxRestless = 20
 const restMs = 1_000
 
+const nothing = () => {}
+
 /** A generation that is being built, and what it is built for. */
 interface Build {
   readonly generation: Generation
@@ -54,7 +56,8 @@ export class Fiber {
   #wasActive = false
   #optional = ''
   /** Rebuilds for services it likes, since when; and the rest it was made to take. */
-  #restless = { count: 0, sinceMs: 0 }
+  #restlessCount = 0
+  #restlessSinceMs = 0
   #resting: NodeJS.Timeout | undefined
   #waiters: ((error?: unknown) => void)[] = []
   #ending: Map<Generation, Promise<void>> | undefined
@@ -289,9 +292,12 @@ export class Fiber {
   #wantsRebuild(current: Generation): boolean {
     if (this.#optional === this.#optionalNow() || this.#resting !== undefined) return false
     const nowMs = performance.now()
-    if (nowMs - this.#restless.sinceMs > restMs) this.#restless = { count: 0, sinceMs: nowMs }
-    this.#restless.count += 1
-    if (this.#restless.count <= maxRestless) return true
+    if (nowMs - this.#restlessSinceMs > restMs) {
+      this.#restlessCount = 0
+      this.#restlessSinceMs = nowMs
+    }
+    this.#restlessCount += 1
+    if (this.#restlessCount <= maxRestless) return true
     const message = `entry '${this.entry}' was rebuilt ${maxRestless} times in a row for services that come and go`
     this.kernel.log.warn(message, { entry: this.entry })
     this.kernel.order.letGo(current)
@@ -418,19 +424,19 @@ export class Fiber {
   async #build(target: Target, old: Generation | undefined): Promise<void> {
     const next = new Generation(this, target)
     const optional = this.#optionalNow()
-    const build: Build = { generation: next, old, epochs: this.#epochs(), gated: false, giveUp: () => {} }
+    const build: Build = { generation: next, old, epochs: this.#epochs(), gated: false, giveUp: nothing }
     this.#building = build
-    let hangs = true
+    let hangs = false
     let failure: unknown
     try {
       const built = next.build()
-      if (built instanceof Promise)
-        await this.#bounded(
-          build,
-          built.finally(() => (hangs = false)),
-          'apply'
-        )
-      else hangs = false
+      if (built instanceof Promise) {
+        hangs = true
+        const ended = built.finally(() => {
+          hangs = false
+        })
+        await this.#bounded(build, ended, 'apply')
+      }
       if (old !== undefined && !next.ready && !this.#isStale(build)) {
         build.gated = true
         await this.#bounded(build, next.whenReady(), `gate '${next.closedGates.join("', '")}'`)

@@ -204,7 +204,8 @@ export class Kernel {
 
   /** The checked config with its defaults, beside the plugin it is for. @throws CodedError `PLUGIN_CONFIG_INVALID` */
   toTarget(plugin: Plugin, config: unknown, entry: string): Target {
-    assertManifest(plugin)
+    // What is frozen has been looked at by definePlugin.
+    if (typeof plugin !== 'object' || !Object.isFrozen(plugin)) assertManifest(plugin)
     const copy: unknown = structuredClone(config ?? {})
     const issues = this.#checkOf(plugin)(copy)
     if (issues.length > 0) {

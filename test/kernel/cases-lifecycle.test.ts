@@ -397,6 +397,30 @@ t.test('B15 and loads anew when the service returns meanwhile', async (t) => {
   undoing[1]?.open()
 })
 
+t.test('B15 one that cannot overlap waits for its own end, and then for nothing that is old', async (t) => {
+  const undoing = latch()
+  const applied: unknown[] = []
+  const exclusive = consumerOf(['foo'], [], {
+    exclusive: true,
+    apply(ctx, value) {
+      applied.push(value)
+      if (value === 1) ctx.effect(() => () => undoing.promise)
+    }
+  })
+  const { kernel } = await house(t, [
+    { plugin: providerOf('foo'), id: 'p' },
+    { plugin: exclusive, id: 'c' }
+  ])
+  const retired = kernel.retire('p')
+  await kernel.begin({ id: 'p2', plugin: providerOf('foo') })
+  await nextTurn()
+  t.equal(stateOf(kernel, 'c'), 'Unloading')
+  const updated = kernel.update('c', { value: 2 })
+  undoing.open()
+  await Promise.all([retired, updated])
+  t.strictSame(applied, [1, 2])
+})
+
 t.test('B16 a service that went and came back while one loads is another one: it loads anew', async (t) => {
   const { applying, undoing, log, consumer } = lasting()
   const { kernel } = await house(t, [{ plugin: providerOf('foo'), id: 'p' }])

@@ -638,8 +638,13 @@ t.test('C07 two that keep each other from coming to rest let the others have the
     lines.filter((line) => line.level === 'warn'),
     [{ message: "entry 'contrary' was rebuilt 20 times in a row for services that come and go" }]
   )
+  const runs = statusOf(kernel, 'contrary')?.generation
+  kernel.fiber('contrary')?.kick()
   await kernel.update('rest', { value: 2 })
+  await rested(kernel)
   t.equal(stateOf(kernel, 'rest'), 'Active')
+  t.equal(statusOf(kernel, 'contrary')?.generation, runs)
+  t.equal(lines.filter((line) => line.level === 'warn').length, 1)
 })
 
 t.test(
