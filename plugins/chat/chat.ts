@@ -265,8 +265,7 @@ export function createChat(options: {
           agent: agent.name,
           provider,
           model: model.modelId,
-          usage: { inputTokens, outputTokens },
-          standing: turn.meter?.standing
+          usage: { inputTokens, outputTokens }
         }
       } catch (error) {
         throw toTurnFailure(turn, error)

@@ -1,14 +1,12 @@
 import { CodedError, type Logger } from '../../kernel/index.ts'
 import type { Reader } from '../store/types.ts'
-import type { Standing, Tenants } from '../tenants/types.ts'
+import type { Tenants } from '../tenants/types.ts'
 import { estimateTokens, type Spending } from './agent-run.ts'
 import type { QuotaAlerts } from './quota-alerts.ts'
 import type { TurnRequest } from './types.ts'
 
 /** Counts one turn for a tenant. */
 export interface Meter {
-  /** With this turn in it. */
-  readonly standing: Standing
   /** Part of the transaction that keeps the turn: refuses once the tenant's data was deleted. */
   readonly assertCurrent: (tx: Reader) => Promise<void>
   /** The turn ended as it should. Resolves when that is on disk. */
@@ -44,7 +42,6 @@ export async function beginMeter(
     return settled
   }
   return {
-    standing: reservation.standing,
     assertCurrent: (tx) => tenants.assertCurrent(tx, reservation),
     settle: (agent) => settle(agent, true),
     async end(agent) {

@@ -15,8 +15,7 @@ export class QuotaAlerts {
   }
 
   /** A request was counted. */
-  onReserved({ tenantId, month, day, standing }: Reservation): void {
-    const { limits, inMonth, inDay } = standing
+  onReserved({ tenantId, limits, month, day, inMonth, inDay }: Reservation): void {
     this.#look(tenantId, 'month', month, inMonth.requests, limits.requestsPerMonth)
     this.#look(tenantId, 'day', day, inDay.requests, limits.requestsPerDay)
   }

@@ -1,7 +1,7 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider'
 import type {} from '../../kernel/index.ts'
 import type { Principal } from '../http/types.ts'
-import type { Standing, Tenant } from '../tenants/types.ts'
+import type { Tenant } from '../tenants/types.ts'
 
 /**
  * Where language models come from, contributed to `chat.providers`.
@@ -91,8 +91,6 @@ export interface ChatOutcome {
   readonly model: string
   /** As reported by the model, or a quarter of the characters where nothing was. The router's own are left out. */
   readonly usage: { readonly inputTokens: number; readonly outputTokens: number }
-  /** Where the tenant stood with this turn counted; `undefined` for whom nothing is counted. */
-  readonly standing: Standing | undefined
 }
 
 /**

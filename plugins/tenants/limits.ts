@@ -24,14 +24,45 @@ export function parseTier(text: string): Tier {
   )
 }
 
+/** Whether requests need a place. */
+export function isLimited({ requestsPerMonth, requestsPerDay }: Limits): boolean {
+  return requestsPerMonth !== null || requestsPerDay !== null
+}
+
+interface Count extends Usage {
+  readonly reserved: number
+}
+
+/** What a limit is held against: more were counted than reserved where there was no limit before. */
+export function usedUp({ requests, reserved }: Count): number {
+  return Math.max(requests, reserved)
+}
+
+/** @param places of those that are used up, how many are still free */
+export function leftOf(limit: number | null, count: Count, places: number): number {
+  return limit === null ? Number.POSITIVE_INFINITY : limit - usedUp(count) + places
+}
+
+/** What refusals depend on. */
+interface Usable {
+  readonly tenant: { readonly limits: Limits }
+  readonly inMonth: Count
+  readonly inDay: Count
+  /** Places at hand. */
+  readonly places: number
+  /** Tokens held for requests under way. */
+  readonly held: number
+}
+
 /**
  * What keeps one more request, of so many tokens, from being let in. The month comes first: waiting for tomorrow would
  * not help.
  */
-export function refusalOf(limits: Limits, inMonth: Usage, inDay: Usage, tokens: number): Refusal | undefined {
-  if (limits.requestsPerMonth !== null && inMonth.requests >= limits.requestsPerMonth) return refusals.month
-  if (limits.tokensPerMonth !== null && inMonth.tokens + tokens > limits.tokensPerMonth) return refusals.tokens
-  if (limits.requestsPerDay !== null && inDay.requests >= limits.requestsPerDay) return refusals.day
+export function refusalOf({ tenant, inMonth, inDay, places, held }: Usable, tokens: number): Refusal | undefined {
+  const { requestsPerMonth, requestsPerDay, tokensPerMonth } = tenant.limits
+  if (leftOf(requestsPerMonth, inMonth, places) <= 0) return refusals.month
+  if (tokensPerMonth !== null && inMonth.tokens + held + tokens > tokensPerMonth) return refusals.tokens
+  if (leftOf(requestsPerDay, inDay, places) <= 0) return refusals.day
   return undefined
 }
 

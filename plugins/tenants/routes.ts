@@ -209,7 +209,9 @@ export function routes(tenants: TenantsService): readonly Route[] {
     },
     errors,
     async handle({ params }) {
-      const { inMonth, inDay } = await tenants.standing(await need(params.tenant))
+      const standing = await tenants.standing(params.tenant)
+      if (standing === undefined) throw new CodedError('TENANTS_UNKNOWN', 'Tenant not found')
+      const { inMonth, inDay } = standing
       return {
         body: {
           monthly_requests: inMonth.requests,

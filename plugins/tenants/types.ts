@@ -52,6 +52,12 @@ export interface Standing extends Period {
   readonly limits: Limits
   readonly inMonth: Usage
   readonly inDay: Usage
+  /** `null` where there is no limit. */
+  readonly left: {
+    readonly requestsInMonth: number | null
+    readonly requestsInDay: number | null
+    readonly tokensInMonth: number | null
+  }
 }
 
 /** What the runs of one agent for a tenant came to. */
@@ -93,8 +99,12 @@ export interface Reservation {
   readonly tokens: number
   /** How often the tenant's data had been deleted. */
   readonly purges: number
+  /** It took a place within a limit. */
+  readonly isPlaced: boolean
+  readonly limits: Limits
   /** With this request in it. */
-  readonly standing: Standing
+  readonly inMonth: Usage
+  readonly inDay: Usage
 }
 
 /** What was done with a reservation. */
@@ -116,9 +126,9 @@ export interface Purged {
 
 /**
  * Accounts of machine clients: their keys, their limits, and what they used. One accounting for every way in: a request
- * is reserved before its work begins and settled when that has ended; both are on disk when they resolve, so no crash
- * lets more through than the limit. Contributes to `auth.credentials` (keys open what the guard `caller` keeps) and
- * `auth.tenants`.
+ * is reserved before its work begins and settled when that has ended. No crash lets more through than the limit: a
+ * process reserves a few places ahead on disk, and loses those it has when it is killed. What was settled is on disk.
+ * Contributes to `auth.credentials` (keys open what the guard `caller` keeps) and `auth.tenants`.
  *
  * Codes: `TENANTS_UNKNOWN`, `TENANTS_INVALID` (of an input), `TENANTS_KEY_UNKNOWN`, `TENANTS_KEYS_FULL`; the refusals
  * `TENANTS_MONTH_EXHAUSTED`, `TENANTS_TOKENS_EXHAUSTED` and `TENANTS_DAY_EXHAUSTED`, tested in this order, with
@@ -134,24 +144,31 @@ export interface Tenants {
    * @throws CodedError `TENANTS_VERIFY_FAILED`
    */
   verifyKey(key: string): Awaitable<KeyHolder | undefined>
-  /** @throws CodedError `TENANTS_USAGE_FAILED`, `TENANTS_RATE_FAILED` */
-  standing(tenant: Tenant): Awaitable<Standing>
   /**
-   * The standing of a tenant that has something left. Counts nothing: only {@link reserve} is exact.
-   * @throws CodedError a refusal, or as {@link standing}
+   * At hand for a tenant that was seen before.
+   * @returns `undefined` for one that is not there
+   * @throws CodedError `TENANTS_USAGE_FAILED`, `TENANTS_RATE_FAILED`
    */
-  admit(tenant: Tenant): Awaitable<Standing>
+  standing(tenantId: string): Awaitable<Standing | undefined>
   /**
-   * Counts one request, and `tokens` until it is known how many it took; exact under any concurrency. To be settled or
-   * released, once.
+   * Lets a tenant in that has something left; counts nothing. At hand for one that was seen before.
+   * @throws CodedError a refusal, `TENANTS_UNKNOWN`, or as {@link standing}
+   */
+  admit(tenantId: string): Awaitable<void>
+  /**
+   * Counts one request, and holds `tokens` until it is known how many it took; exact under any concurrency. To be
+   * settled or released, once. At hand where a place is.
    * @param tokens an estimate, at least 1
    * @param purges of the tenant when it was let in: if its data was deleted since then, so were the grounds for that
-   * @throws CodedError a refusal, `TENANTS_UNKNOWN`, `TENANTS_PURGED`, `TENANTS_USAGE_FAILED`
+   * @throws CodedError a refusal, `TENANTS_UNKNOWN`, `TENANTS_PURGED`, `TENANTS_USAGE_FAILED`, `TENANTS_RATE_FAILED`
    */
-  reserve(tenantId: string, tokens: number, purges?: number): Promise<Reservation>
-  /** Puts the tokens it took in the place of those it held. @throws CodedError `TENANTS_USAGE_FAILED` */
+  reserve(tenantId: string, tokens: number, purges?: number): Awaitable<Reservation>
+  /**
+   * Counts the tokens it took. Resolves when that is on disk.
+   * @throws CodedError `TENANTS_USAGE_FAILED`; it is tried again with whatever is written next
+   */
   settle(reservation: Reservation, work: Work): Promise<void>
-  /** Takes the count back: the work was never begun. @throws CodedError `TENANTS_USAGE_FAILED` */
+  /** Takes the count back: the work was never begun. @throws CodedError `TENANTS_USAGE_FAILED`, `TENANTS_RATE_FAILED` */
   release(reservation: Reservation): Promise<void>
   /**
    * Keeps the data of a deletion from coming back: a transaction that calls this writes nothing once the data of the

@@ -1,11 +1,11 @@
 import { type Awaitable, CodedError } from '../../kernel/index.ts'
 import type { ErrorMap, Guard, Principal } from '../http/types.ts'
-import type { KeyHolder, Standing, Tenant, Tenants } from '../tenants/types.ts'
+import type { KeyHolder, Tenant, Tenants } from '../tenants/types.ts'
 
-/** Whom the guard let in, and where they stood at that moment. */
+/** Whom the guard let in. */
 export interface TenantPrincipal extends Principal {
+  /** As it was then. */
   readonly tenant: Tenant
-  readonly standing: Standing
 }
 
 /** Refusals, and failures of what has to be asked, with the texts of the contract. */
@@ -15,6 +15,7 @@ export const guardErrors: ErrorMap = {
   TENANTS_MONTH_EXHAUSTED: 429,
   TENANTS_TOKENS_EXHAUSTED: 429,
   TENANTS_DAY_EXHAUSTED: 429,
+  TENANTS_UNKNOWN: 401,
   TENANTS_VERIFY_FAILED: { status: 500, code: 'DATABASE_ERROR' },
   TENANTS_USAGE_FAILED: { status: 500, code: 'DATABASE_ERROR' },
   TENANTS_RATE_FAILED: { status: 500, code: 'DATABASE_ERROR' }
@@ -53,9 +54,9 @@ function keyOf(header: string | undefined): string {
 function admit(tenants: Tenants, holder: KeyHolder | undefined): Awaitable<TenantPrincipal> {
   if (holder === undefined) throw refused('Invalid API key')
   const { tenant } = holder
-  const toPrincipal = (standing: Standing): TenantPrincipal => ({ kind: 'tenant', id: tenant.id, tenant, standing })
-  const standing = tenants.admit(tenant)
-  return standing instanceof Promise ? standing.then(toPrincipal) : toPrincipal(standing)
+  const principal: TenantPrincipal = { kind: 'tenant', id: tenant.id, tenant }
+  const admitted = tenants.admit(tenant.id)
+  return admitted instanceof Promise ? admitted.then(() => principal) : principal
 }
 
 function refused(message: string): CodedError {

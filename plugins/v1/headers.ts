@@ -2,17 +2,17 @@ import type { Headers } from '../http/types.ts'
 import type { Standing } from '../tenants/types.ts'
 
 /** What a tenant has left, as headers. Where there is no limit there are none. */
-export function quotaHeaders({ limits, inMonth, inDay, monthEndsAtMs, dayEndsAtMs }: Standing): Headers {
+export function quotaHeaders({ limits, left, monthEndsAtMs, dayEndsAtMs }: Standing): Headers {
   const headers: Record<string, string> = {}
-  const tell = (name: string, limit: number | null, used: number, endsAtMs: number): void => {
-    if (limit === null) return
+  const tell = (name: string, limit: number | null, left: number | null, endsAtMs: number): void => {
+    if (limit === null || left === null) return
     headers[`${name}-limit`] = String(limit)
-    headers[`${name}-remaining`] = String(Math.max(0, limit - used))
+    headers[`${name}-remaining`] = String(left)
     headers[`${name}-reset`] = String(endsAtMs / 1000)
   }
-  tell('x-quota-requests', limits.requestsPerMonth, inMonth.requests, monthEndsAtMs)
-  tell('x-quota-tokens', limits.tokensPerMonth, inMonth.tokens, monthEndsAtMs)
-  tell('x-ratelimit', limits.requestsPerDay, inDay.requests, dayEndsAtMs)
+  tell('x-quota-requests', limits.requestsPerMonth, left.requestsInMonth, monthEndsAtMs)
+  tell('x-quota-tokens', limits.tokensPerMonth, left.tokensInMonth, monthEndsAtMs)
+  tell('x-ratelimit', limits.requestsPerDay, left.requestsInDay, dayEndsAtMs)
   return headers
 }
 

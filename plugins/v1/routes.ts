@@ -130,15 +130,21 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
         caller: request,
         requestId: request.id
       })
-      return { headers: chatHeaders(outcome), body: toChatBody(outcome) }
+      const quota = await quotaOf(request)
+      return { headers: { ...chatHeaders(outcome), ...quota }, body: toChatBody(outcome) }
     }
   }
 
   /** An answer that counts nothing and says what is left. */
-  const told = (request: Pick<Request, 'principal'>, body: unknown): Reply => ({
-    headers: quotaHeaders(of(request).standing),
+  const told = async (request: Pick<Request, 'principal'>, body: unknown): Promise<Reply> => ({
+    headers: await quotaOf(request),
     body
   })
+
+  async function quotaOf({ principal }: Pick<Request, 'principal'>): Promise<Headers> {
+    const standing = await tenants.standing(principal.id)
+    return standing === undefined ? {} : quotaHeaders(standing)
+  }
 
   async function agentsOf(tenantId: string): Promise<readonly object[]> {
     const runs = new Map((await tenants.runs(tenantId)).map((each) => [each.agent, each]))
@@ -222,7 +228,8 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
     errors,
     renderProblem,
     async handle(request) {
-      const { standing } = of(request)
+      const standing = await tenants.standing(request.principal.id)
+      if (standing === undefined) throw new CodedError('TENANTS_UNKNOWN', 'Tenant not found')
       const { limits, inMonth, monthStartsAtMs, monthEndsAtMs, dayEndsAtMs } = standing
       const days = await tenants.daily(request.principal.id, Math.round((dayEndsAtMs - monthStartsAtMs) / dayMs))
       return told(request, {
@@ -341,14 +348,13 @@ function renderProblem({ status, code, message }: Problem): Reply {
   return { status, body: { error: status === 503 ? `Service unavailable: ${message}` : message, code } }
 }
 
-function chatHeaders({ agent, model, provider, usage, standing }: ChatOutcome): Headers {
+function chatHeaders({ agent, model, provider, usage }: ChatOutcome): Headers {
   return {
     'x-input-tokens': String(usage.inputTokens),
     'x-output-tokens': String(usage.outputTokens),
     'x-model-name': headerText(model),
     'x-provider-name': headerText(provider),
-    'x-agent-name': headerText(agent),
-    ...(standing === undefined ? {} : quotaHeaders(standing))
+    'x-agent-name': headerText(agent)
   }
 }
 

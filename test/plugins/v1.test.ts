@@ -781,7 +781,7 @@ t.test('keys and tokens of tenants elsewhere', async (t) => {
 })
 
 t.test('a store that fails: documented answers, nothing acknowledged that is not kept', async (t) => {
-  const faults = { read: false, commits: Number.POSITIVE_INFINITY }
+  const faults = { read: 'nothing', commits: Number.POSITIVE_INFINITY }
   /** The real store, but for what a test breaks. */
   const store: Plugin = definePlugin({
     name: 'store',
@@ -799,7 +799,7 @@ t.test('a store that fails: documented answers, nothing acknowledged that is not
       const faulty: Store = {
         ...real,
         get(collection, key) {
-          if (faults.read && /^tenants\.(?!tenants)/.test(collection)) throw broken()
+          if (collection === faults.read) throw broken()
           return real.get(collection, key)
         },
         async atomically(work, options) {
@@ -813,32 +813,32 @@ t.test('a store that fails: documented answers, nothing acknowledged that is not
   })
   const house = await startV1(t, [{ plugin: store }])
   const { say, v1 } = house
-  const client = await house.client()
 
   t.test('what cannot be checked is said in the words of the contract', async (t) => {
-    const fresh = (await v1(client.key, 'POST', '/api-keys', { name: 'fresh' })).body as Body
-    faults.read = true
-    t.match(await v1(fresh['secret'] ?? '', 'GET', '/agents'), {
-      status: 500,
-      body: { error: 'Failed to verify API key', code: 'DATABASE_ERROR' }
-    })
-    faults.read = false
-    await v1(client.key, 'GET', '/agents')
-    faults.read = true
-    const reply = await v1(client.key, 'GET', '/agents')
-    t.match(reply, { status: 500, body: { error: 'Failed to check usage', code: 'DATABASE_ERROR' } })
-    faults.read = false
-    t.match(
-      house.lines.find(({ requestId }) => requestId === reply.headers['x-request-id']),
-      { level: 'error' },
-      'and logged whole, under the id of the request'
-    )
-    t.match(await v1(client.key, 'GET', '/agents'), { status: 200 })
+    const texts = {
+      'tenants.hashes': 'Failed to verify API key',
+      'tenants.keys': 'Failed to verify API key',
+      'tenants.months': 'Failed to check usage',
+      'tenants.days': 'Failed to check rate limit'
+    }
+    for (const [collection, error] of Object.entries(texts)) {
+      const { key } = await house.client()
+      faults.read = collection
+      const reply = await v1(key, 'GET', '/agents')
+      faults.read = 'nothing'
+      t.match(reply, { status: 500, body: { error, code: 'DATABASE_ERROR' } }, collection)
+      t.match(
+        house.lines.find(({ requestId }) => requestId === reply.headers['x-request-id']),
+        { level: 'error', error: { cause: { code: 'STORE_FAILED' } } },
+        'and logged whole, under the id of the request'
+      )
+      t.match(await v1(key, 'GET', '/agents'), { status: 200 }, 'the next one is served')
+    }
   })
 
   t.test('the n-th write of a metered call', async (t) => {
     for (let n = 0; ; n++) {
-      const { id, key } = await house.client()
+      const { id, key } = await house.client('free')
       await v1(key, 'GET', '/agents')
       await house.services('tenants').keys(id)
       faults.commits = n
@@ -853,7 +853,7 @@ t.test('a store that fails: documented answers, nothing acknowledged that is not
       }
       t.match(reply, { status: 500, body: { code: 'DATABASE_ERROR' } }, `failing after ${n}`)
       t.notOk(JSON.stringify(reply.body).includes('/secret/path'))
-      t.equal(requests, Math.min(n, 1), 'counted once it was let in')
+      t.ok(requests <= 1 && requests >= Math.min(n, 1), 'counted once it was let in')
       t.match(await say(key), { status: 200 }, 'the next one works')
     }
   })
