@@ -36,7 +36,7 @@ async function swapUnderLoad(subject: Subject, swapCount: number, requests: numb
     const startedAt = performance.now()
     swaps.push(await subject.swap())
     const due = (swaps.length / swapCount) * requests
-    do await sleep(Math.max(0, pauseMs - (performance.now() - startedAt)))
+    do await sleep(Math.max(10, pauseMs - (performance.now() - startedAt)))
     while (traffic.requests() < due)
   }
   const tally = await traffic.stop()
