@@ -456,7 +456,7 @@ export class Fiber {
       if (old === undefined) this.#rest('Unloading')
       await next.discard(
         new CodedError('KERNEL_START_GIVEN_UP', `the start of entry '${this.entry}' was given up`),
-        this.kernel.settings.undo_timeout_ms
+        this.kernel.undoTimeMs
       )
       if (reported !== undefined) throw reported
       return
@@ -521,7 +521,7 @@ export class Fiber {
       const [oldest] = this.#ending.keys()
       oldest?.abort(new CodedError('DRAIN_TIMEOUT', `entry '${this.entry}' has been replaced ${size} times since`))
     }
-    const ending = old.end(kernel.drainTimeMs, kernel.settings.undo_timeout_ms)
+    const ending = old.end(kernel.drainTimeMs, kernel.undoTimeMs)
     this.#ending.set(
       old,
       ending.finally(() => this.#ending?.delete(old))

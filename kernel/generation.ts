@@ -54,7 +54,9 @@ export function likesOf({ optional, provides }: Plugin): readonly string[] {
 }
 
 function without(names: readonly string[], others: readonly string[]): readonly string[] {
-  return names.some((name) => others.includes(name)) ? names.filter((name) => !others.includes(name)) : names
+  return names.length > 0 && names.some((name) => others.includes(name))
+    ? names.filter((name) => !others.includes(name))
+    : names
 }
 
 interface Provided extends Offer {
@@ -145,7 +147,7 @@ export class Generation {
 
   /** Every gate is open. */
   get ready(): boolean {
-    return this.closedGates.length === 0
+    return this.#gates === undefined || this.#gates.every((gate) => gate.open)
   }
 
   get closedGates(): readonly string[] {
@@ -314,13 +316,13 @@ export class Generation {
   /** As {@link record}, for an undo that may come too late to be undone in its turn: it is then run at once. */
   keep(label: string | undefined, undo: Undo): Awaitable<Effect | undefined> {
     if (this.isOpen) return this.record(label, undo)
-    return this.#takeBack({ label, undo }, this.fiber.kernel.settings.undo_timeout_ms)?.then(() => undefined)
+    return this.#takeBack({ label, undo }, this.fiber.kernel.undoTimeMs)?.then(() => undefined)
   }
 
   /** Takes some effects back before their turn, the last one first. */
   async revoke(effects: readonly Effect[]): Promise<void> {
     const mine = effects.filter((effect) => this.#forget(effect))
-    for (const effect of mine.reverse()) await this.#takeBack(effect, this.fiber.kernel.settings.undo_timeout_ms)
+    for (const effect of mine.reverse()) await this.#takeBack(effect, this.fiber.kernel.undoTimeMs)
   }
 
   #forget(effect: Effect): boolean {

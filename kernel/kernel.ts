@@ -187,7 +187,7 @@ export class Kernel {
     this.#own.delete(name)
     this.withdraw(generation)
     slot.empty(generation)
-    void generation.end(this.drainTimeMs, this.settings.undo_timeout_ms)
+    void generation.end(this.drainTimeMs, this.undoTimeMs)
     return { retired: true, woken: users.length > 0 }
   }
 
@@ -261,6 +261,14 @@ export class Kernel {
   get drainTimeMs(): number {
     // While stopping, the deadline above ends what is left; the generation's own limit is only the net below it.
     return this.#drainTimeMs === undefined ? this.settings.drain_timeout_ms : this.#drainTimeMs * 2
+  }
+
+  /** How long one undo may take: while stopping, no more of the time than leases have. */
+  get undoTimeMs(): number {
+    const { undo_timeout_ms } = this.settings
+    return this.#drainTimeMs === undefined
+      ? undo_timeout_ms
+      : Math.min(undo_timeout_ms, Math.max(1_000, this.#drainTimeMs))
   }
 
   collection(name: string): Collection {

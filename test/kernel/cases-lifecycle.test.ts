@@ -421,6 +421,28 @@ t.test('B15 one that cannot overlap waits for its own end, and then for nothing 
   t.strictSame(applied, [1, 2])
 })
 
+t.test('B15 nor does it overlap with one of its id that was retired before; only one takes its place', async (t) => {
+  const undoing = latch()
+  let applied = 0
+  const exclusive = plugin({
+    exclusive: true,
+    apply(ctx) {
+      applied += 1
+      if (applied === 1) ctx.effect(() => () => undoing.promise)
+    }
+  })
+  const { kernel } = await house(t, [{ plugin: exclusive, id: 'x' }])
+  const retired = kernel.retire('x')
+  const begun = [1, 2].map(() => kernel.begin({ id: 'x', plugin: exclusive }))
+  await nextTurn()
+  t.equal(applied, 1)
+  undoing.open()
+  const outcomes = await Promise.allSettled(begun)
+  await retired
+  t.match(outcomes, [{ status: 'fulfilled' }, { status: 'rejected', reason: { code: 'KERNEL_DUPLICATE_ENTRY' } }])
+  t.strictSame([applied, statesOf(kernel)], [2, ['x: Active']])
+})
+
 t.test('B16 a service that went and came back while one loads is another one: it loads anew', async (t) => {
   const { applying, undoing, log, consumer } = lasting()
   const { kernel } = await house(t, [{ plugin: providerOf('foo'), id: 'p' }])
@@ -494,7 +516,8 @@ t.test('B18 disposing one whose apply hangs is refused within its time, by name;
 })
 
 t.test('B18 stopping does not wait for an apply or an undo that hangs', async (t) => {
-  const { kernel } = await house(t, [], { undo_timeout_ms: 20, apply_timeout_ms: 2_147_483_647 })
+  const never = 2_147_483_647
+  const { kernel } = await house(t, [], { undo_timeout_ms: never, apply_timeout_ms: never })
   void kernel.begin({ id: 'x', plugin: plugin({ apply: () => new Promise(() => {}) }) }).catch(() => {})
   await kernel.begin({ id: 'y', plugin: plugin({ apply: (ctx) => ctx.effect(() => () => new Promise(() => {})) }) })
   await kernel.stop(40)
