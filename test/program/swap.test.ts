@@ -1,5 +1,5 @@
-import { isDeepStrictEqual } from 'node:util'
 import { writeFileSync } from 'node:fs'
+import { isDeepStrictEqual } from 'node:util'
 import { queryObjects } from 'node:v8'
 import t from 'tap'
 import { startSubject, type Subject, type SubjectOptions } from '../../bench/swap-subject.ts'
