@@ -1,6 +1,6 @@
 /**
- * The product with a route that counts each request for a tenant, and an answer that costs nothing: `metered.js`. The
- * tenant and its key are made through the admin routes, as an operator does it.
+ * The product with a route that counts each request for a tenant, and an answer that costs nothing:
+ * `metered.js [write_interval_ms]`. The tenant and its key are made through the admin routes, as an operator does it.
  */
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -52,7 +52,7 @@ const entries: readonly (readonly [Plugin, object])[] = [
   [workers, {}],
   [http, { port: 0, transport: 'uws' }],
   [auth, { admin_secret: adminSecret }],
-  [tenants, {}],
+  [tenants, { write_interval_ms: Number(process.argv[2] ?? 0) }],
   [tools, {}],
   [chat, {}],
   [v1, {}],

@@ -1,5 +1,5 @@
 import { randomBytes, randomUUID } from 'node:crypto'
-import { type Contribution, definePlugin, type Plugin } from '../../kernel/index.ts'
+import { type Contribution, definePlugin, type Plugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../audit/types.ts'
 import type {} from '../auth/types.ts'
 import type {} from '../stats/types.ts'
@@ -7,6 +7,26 @@ import type {} from '../store/types.ts'
 import { routes } from './routes.ts'
 import { createState, createTenants } from './service.ts'
 import type { TenantData } from './types.ts'
+
+interface Config {
+  readonly write_interval_ms: number
+}
+
+const config = schemaOf<Config>({
+  type: 'object',
+  additionalProperties: false,
+  properties: {
+    write_interval_ms: {
+      type: 'integer',
+      minimum: 0,
+      maximum: 1_000,
+      default: 0,
+      description:
+        'How long the record of a request may wait to be written. 0: it is on disk before the answer. More costs less ' +
+        'CPU, and a crash loses the records of that time; limits are exact either way'
+    }
+  }
+})
 
 const tendPeriodMs = 600_000
 
@@ -19,7 +39,8 @@ export function tenantsAt(now: () => number): Plugin {
     inject: ['store'],
     optional: ['audit'],
     provides: ['tenants'],
-    async apply(ctx) {
+    config,
+    async apply(ctx, config) {
       const { store, audit } = ctx.services
       // The number stands for the shape of the state: code that keeps another one starts with its own.
       const state = await ctx.resource('state', 1, createState, () => {})
@@ -30,6 +51,7 @@ export function tenantsAt(now: () => number): Plugin {
         state,
         data: () => data,
         log: ctx.log,
+        writeIntervalMs: config.write_interval_ms,
         now,
         randomUUID,
         randomBytes

@@ -119,8 +119,8 @@ export interface Ledger {
   touch(tenantId: string, keyId: string, atMs: number): void
   /** A tenant has changed. */
   forget(tenantId: string): void
-  /** Resolves when all that can be written has been. Never rejects. */
-  idle(): Promise<void>
+  /** Resolves when what there is of a tenant has been written, if that can be. Never rejects. */
+  flush(tenantId: string): Promise<void>
   /** Gives back places of tenants that have been quiet for a while. */
   relax(): void
   /** Writes a last time; the last ledger gives back every place. Never rejects. */
@@ -131,9 +131,12 @@ export interface Ledger {
 const maxBatch = 256
 export const maxIdChars = 64
 const maxNameChars = 256
-/** Places that are kept at hand for a busy tenant, at most, and as a share of what it has left. */
-const maxAhead = 64
-const aheadShare = 1 / 8
+/**
+ * Places that are kept at hand: twice what was asked for since the last commit, but at most so many, and so large a
+ * share of what the tenant has left.
+ */
+const maxAhead = 1_024
+const aheadShare = 1 / 16
 const quietMs = 600_000
 /** How long a commit waits for as many to come as the last one served. */
 const gatherMs = 2
@@ -144,6 +147,7 @@ const gatherMs = 2
  * had, and can never have given out more. What was used is written when a request ends, one commit for all that end
  * meanwhile.
  * @param environment.now Unix time in milliseconds
+ * @param environment.intervalMs how long what was used may wait to be written; 0: nobody is answered before it is
  */
 export function createLedger(
   store: Store,
@@ -151,21 +155,25 @@ export function createLedger(
   environment: {
     readonly now: () => number
     readonly period: () => Period
+    readonly intervalMs: number
     /** Is told of what nobody waits for. */
     readonly onError: (error: unknown) => void
   }
 ): Ledger {
-  const { now, period, onError } = environment
+  const { now, period, intervalMs, onError } = environment
   let touches: (readonly [tenantId: string, keyId: string, atMs: number])[] = []
+  let touching: NextCommit | undefined
   let running: Promise<void> | undefined
   let closing = false
   /** How many came since the last commit, and how many shared that. */
   let arrived = 0
   let served = 0
-  let onEnough: (() => void) | undefined
+  /** Somebody waits for a place, or for all to be written. */
+  let isUrgent = false
+  let commitNow: (() => void) | undefined
   const wake = (): void => {
     arrived += 1
-    if (arrived === served) onEnough?.()
+    if (isUrgent || (intervalMs === 0 && arrived >= served)) commitNow?.()
     running ??= run()
   }
   state.wakes.add(wake)
@@ -270,6 +278,7 @@ export function createLedger(
     if (begun !== undefined) return begun
     return new Promise((resolve, reject) => {
       account?.asking.push({ tokens, purges, resolve, reject })
+      isUrgent = true
       write(account as Account)
     })
   }
@@ -286,8 +295,9 @@ export function createLedger(
         lastRunAtMs: now()
       })
     }
-    account.settling ??= createNextCommit()
     write(account)
+    if (intervalMs > 0) return Promise.resolve()
+    account.settling ??= createNextCommit()
     return account.settling.promise
   }
 
@@ -313,6 +323,7 @@ export function createLedger(
       await gather()
       served = arrived
       arrived = 0
+      isUrgent = false
       await commitSome()
     } while (!closing && (state.dirty.size > 0 || touches.length > 0))
     running = undefined
@@ -321,15 +332,16 @@ export function createLedger(
   /** Whoever comes in this turn of the loop comes along; and when the last commit served many, those come back soon. */
   async function gather(): Promise<void> {
     await setImmediate()
-    if (arrived >= served || closing) return
+    const waitMs = intervalMs > 0 ? intervalMs : arrived < served ? gatherMs : 0
+    if (waitMs === 0 || isUrgent || closing) return
     await new Promise<void>((resolve) => {
-      const timer = setTimeout(resolve, gatherMs)
-      onEnough = () => {
+      const timer = setTimeout(resolve, waitMs)
+      commitNow = () => {
         clearTimeout(timer)
         resolve()
       }
     })
-    onEnough = undefined
+    commitNow = undefined
   }
 
   async function commitSome(): Promise<void> {
@@ -348,7 +360,9 @@ export function createLedger(
   async function commit(batch: readonly Account[]): Promise<void> {
     const taken = batch.map(take)
     const noted = touches
+    const noting = touching
     touches = []
+    touching = undefined
     let entries: (Entry | undefined)[] = []
     const work = async (tx: Transaction): Promise<void> => {
       entries = []
@@ -363,9 +377,11 @@ export function createLedger(
         await store.atomically(work, { durable: true })
       } catch (error) {
         for (const part of taken) putBack(part, error)
-        if (taken.length === 0) onError(error)
+        noting?.reject(error)
+        if (taken.every(({ asking, settling }) => asking.length === 0 && settling === undefined)) onError(error)
         return
       }
+      noting?.resolve()
       for (const [at, part] of taken.entries()) conclude(part, entries[at])
     }
     const done = writing()
@@ -394,7 +410,7 @@ export function createLedger(
     if (isLimited(tenant.limits)) {
       const { requestsPerMonth, requestsPerDay } = tenant.limits
       const left = Math.min(leftOf(requestsPerMonth, inMonth.count, 0), leftOf(requestsPerDay, inDay.count, 0))
-      const ahead = Math.min(maxAhead, demand, Math.floor((left - asking.length) * aheadShare))
+      const ahead = Math.min(maxAhead, 2 * demand, Math.floor((left - asking.length) * aheadShare))
       granted = Math.max(0, Math.min(asking.length + Math.max(0, ahead) - account.places, left))
       if (granted > 0) {
         for (const row of [inMonth, inDay]) row.count = { ...row.count, reserved: usedUp(row.count) + granted }
@@ -484,10 +500,22 @@ export function createLedger(
       if (account !== undefined) account.isStale = true
     },
 
-    async idle() {
-      // What could not be written before is tried once more.
-      for (const account of state.accounts.values()) if (hasWork(account)) write(account)
-      while (running !== undefined) await running
+    async flush(tenantId) {
+      const account = state.accounts.get(tenantId)
+      await account?.flushing
+      const waits: Promise<void>[] = []
+      isUrgent = true
+      if (account !== undefined && hasWork(account)) {
+        account.settling ??= createNextCommit()
+        waits.push(account.settling.promise)
+        write(account)
+      }
+      if (touches.length > 0) {
+        touching ??= createNextCommit()
+        waits.push(touching.promise)
+        wake()
+      }
+      await Promise.allSettled(waits)
     },
 
     relax() {
@@ -500,6 +528,7 @@ export function createLedger(
 
     async close() {
       closing = true
+      commitNow?.()
       state.wakes.delete(wake)
       await running
       for (const account of state.accounts.values()) {

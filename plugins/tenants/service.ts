@@ -36,6 +36,8 @@ export interface TenantsDependencies {
   /** What other plugins keep for tenants. */
   readonly data: () => readonly Contribution<TenantData>[]
   readonly log: Logger
+  /** How long what was used may wait to be written; 0: nobody is answered before it is. */
+  readonly writeIntervalMs: number
   /** Unix time in milliseconds. */
   readonly now: () => number
   readonly randomUUID: () => string
@@ -139,12 +141,13 @@ const keptExpiredMs = 30 * dayMs
 const step = 200
 
 export function createTenants(dependencies: TenantsDependencies): TenantsService {
-  const { store, audit, state, data, log, now, randomUUID, randomBytes } = dependencies
+  const { store, audit, state, data, log, writeIntervalMs, now, randomUUID, randomBytes } = dependencies
   const period = createCalendar(now)
   const ledger = createLedger(store, state.ledger, {
     now,
     period,
-    onError: (error) => log.warn('the use of a key could not be noted', { error })
+    intervalMs: writeIntervalMs,
+    onError: (error) => log.error('what tenants used could not be written; it will be tried again', { error })
   })
   let closing = false
   let tending: Promise<void> | undefined
@@ -304,7 +307,7 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
   async function sweep(tenantId: string, { whole }: Purge): Promise<{ requests: number; runs: number }> {
     state.sweeping.add(tenantId)
     try {
-      await ledger.idle()
+      await ledger.flush(tenantId)
       for (const part of data()) {
         const lease = part.lease()
         try {
@@ -403,7 +406,7 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
     assertCurrent,
 
     async daily(tenantId, days) {
-      await ledger.idle()
+      await ledger.flush(tenantId)
       const first = periodOf(now() - (days - 1) * dayMs).day
       const found: DayUsage[] = []
       const rows = store.range<Usage>(daysCollection, [tenantId], { reverse: true, limit: days })
@@ -417,13 +420,13 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
     },
 
     async runs(tenantId) {
-      await ledger.idle()
+      await ledger.flush(tenantId)
       const rows = await all<StoredRuns>(runsCollection, [tenantId])
       return rows.map(([[, agent], runs]) => ({ agent: String(agent), ...runs }))
     },
 
     async keys(tenantId) {
-      await ledger.idle()
+      await ledger.flush(tenantId)
       const uses = new Map(await all<number>(usesCollection, [tenantId]).then((rows) => rows.map(toPair)))
       const rows = await all<StoredKey>(keysCollection, [tenantId])
       const keys = rows.map(([[, id], key]) => toApiKey(String(id), key, uses.get(String(id)) ?? null))
@@ -457,7 +460,7 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
     async purge(tenantId) {
       const purge = { whole: false }
       // What is counted already is to be found where it is kept.
-      await ledger.idle()
+      await ledger.flush(tenantId)
       const keys = await change(tenantId, async (tx) => {
         const tenant = await need(tx, tenantId)
         tx.put(tenantsCollection, [tenantId], { ...tenant, purges: tenant.purges + 1 })

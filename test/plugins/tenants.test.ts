@@ -33,6 +33,7 @@ function createOver(store: Store, startAt = '2027-01-15T12:00:00Z', more: Partia
     state: createState(),
     data: () => [],
     log: silentLogger,
+    writeIntervalMs: 0,
     now: () => clock.ms,
     randomUUID: () => `id-${++made}`,
     randomBytes: (size) => Buffer.alloc(size, ++made),
@@ -531,11 +532,44 @@ t.test('a restart in the middle lets nobody in twice', async (t) => {
   t.teardown(() => third.close())
   const { tenants } = createOver(createStore(third))
   const left = (await tenants.standing(id))?.left.requestsInDay ?? 0
-  t.ok(left <= 20 && left >= 20 - 20 / 8, `a few places went with it: ${left} are left of 20`)
+  t.ok(left <= 20 && left >= 18, `a few places went with it: ${left} are left of 20`)
   t.strictSame(await race(times(100, () => attempt(tenants, id))), {
     'let in': left,
     'Daily rate limit exceeded': 100 - left
   })
+})
+
+t.test('with a write interval nobody waits for the disk, limits stay exact, and an end writes all', async (t) => {
+  const folder = t.testdir()
+  const open = async () => {
+    const engine = await openEngine(folder)
+    return { engine, ...createOver(createStore(engine), undefined, { writeIntervalMs: 1_000 }) }
+  }
+  const first = await open()
+  const { id } = await first.tenants.create({ name: 'n', tier: 'enterprise' }, actor)
+  await first.tenants.setQuota(id, { tier: 'enterprise', own: { requestsPerDay: 300 } }, actor)
+  const call = async (tenants: Tenants): Promise<Reservation> => {
+    const reservation = await tenants.reserve(id, 1)
+    await tenants.settle(reservation, work)
+    return reservation
+  }
+  t.strictSame(await race(times(100, () => call(first.tenants))), { 'let in': 100 })
+  t.match(await first.tenants.standing(id), { inDay: { requests: 100, tokens: 100 * tokens } }, 'known at once')
+  await first.tenants.close()
+  await first.engine.close()
+
+  const second = await open()
+  t.match(await second.tenants.daily(id, 1), [{ requests: 100, tokens: 100 * tokens }])
+  t.match(await second.tenants.runs(id), [{ runs: 100 }])
+  t.strictSame(await race(times(50, () => call(second.tenants))), { 'let in': 50 })
+  // It ends without a word: records may be lost, places are not given twice.
+  await second.engine.close()
+
+  const third = await open()
+  t.teardown(() => third.engine.close())
+  const counts = await race(times(1_000, () => call(third.tenants)))
+  t.ok((counts['let in'] ?? 0) <= 150 && (counts['let in'] ?? 0) >= 150 - 150 / 16, `${counts['let in']} of 150`)
+  await third.tenants.close()
 })
 
 t.test('kill -9: what was acknowledged is counted, and no more than the limit is let in', async (t) => {
