@@ -194,7 +194,6 @@ export function createLedger(
   async function load(id: string): Promise<Account | undefined> {
     const known = state.accounts.get(id)
     if (known === undefined) return read(id, known)
-    if (known.at.day !== period().day) giveBack(known)
     await known.flushing
     known.isStale = false
     try {
@@ -222,6 +221,8 @@ export function createLedger(
       return account
     }
     if (known.tenant.purges !== tenant.purges) known.runs.clear()
+    // Places are those of one day.
+    if (known.at.day !== at.day) giveBack(known, known.at, known.places)
     // What is still to be written is not in what was read.
     Object.assign(known, { tenant, at })
     known.inMonth = withChanges(inMonth, known, 'month')
@@ -237,11 +238,11 @@ export function createLedger(
     }
   }
 
-  /** What was at hand goes back with the next commit. */
-  function giveBack(account: Account): void {
-    if (account.places === 0) return
-    count(account, account.at, account.tenant.purges, 0, 0, -account.places)
-    account.places = 0
+  /** With the next commit. */
+  function giveBack(account: Account, at: Period, places: number): void {
+    if (places === 0) return
+    if (at.day === account.at.day) account.places -= places
+    count(account, at, account.tenant.purges, 0, 0, -places)
     write(account)
   }
 
@@ -276,11 +277,13 @@ export function createLedger(
     const begun = begin(account, tokens, purges)
     if (begun instanceof CodedError) throw begun
     if (begun !== undefined) return begun
-    return new Promise((resolve, reject) => {
-      account?.asking.push({ tokens, purges, resolve, reject })
-      isUrgent = true
-      write(account as Account)
-    })
+    return new Promise((resolve, reject) => ask(account as Account, { tokens, purges, resolve, reject }))
+  }
+
+  function ask(account: Account, waiter: Waiter): void {
+    account.asking.push(waiter)
+    isUrgent = true
+    write(account)
   }
 
   function settle(account: Account | undefined, reservation: Reservation, work: Work): Promise<void> {
@@ -391,8 +394,8 @@ export function createLedger(
 
   /** @returns `undefined` of a tenant that is not there any more */
   async function post(tx: Transaction, taken: Taken): Promise<Entry | undefined> {
-    const { account, purges, changes, runs, asking, demand } = taken
-    const { id, at } = account
+    const { account, at, purges, changes, runs, asking, demand } = taken
+    const { id } = account
     const stored = (await tx.get<StoredTenant>(tenantsCollection, [id]))?.value
     if (stored === undefined) return undefined
     const rows = new Rows(tx, id)
@@ -426,7 +429,7 @@ export function createLedger(
     return { tenant, inMonth: inMonth.count, inDay: inDay.count, granted }
   }
 
-  function conclude({ account, asking, settling }: Taken, entry: Entry | undefined): void {
+  function conclude({ account, at, asking, settling }: Taken, entry: Entry | undefined): void {
     account.flushing = undefined
     settling?.resolve()
     if (entry === undefined) {
@@ -435,16 +438,19 @@ export function createLedger(
       return
     }
     account.tenant = entry.tenant
-    account.places += entry.granted
-    account.inMonth = withChanges(entry.inMonth, account, 'month')
-    account.inDay = withChanges(entry.inDay, account, 'day')
+    if (account.at.day === at.day) {
+      account.places += entry.granted
+      account.inMonth = withChanges(entry.inMonth, account, 'month')
+      account.inDay = withChanges(entry.inDay, account, 'day')
+    } else {
+      giveBack(account, at, entry.granted)
+    }
     for (const waiter of asking) {
       const begun = begin(account, waiter.tokens, waiter.purges)
       if (begun instanceof CodedError) waiter.reject(begun)
       else if (begun !== undefined) waiter.resolve(begun)
-      else account.asking.push(waiter)
+      else ask(account, waiter)
     }
-    if (hasWork(account)) write(account)
   }
 
   /** Nothing of it was written: it is still to be, with whatever comes next. */
@@ -521,7 +527,7 @@ export function createLedger(
     relax() {
       for (const [id, account] of state.accounts) {
         if (account.held > 0 || hasWork(account) || now() - account.usedAtMs < quietMs) continue
-        if (account.places > 0) giveBack(account)
+        if (account.places > 0) giveBack(account, account.at, account.places)
         else state.accounts.delete(id)
       }
     },
@@ -532,7 +538,7 @@ export function createLedger(
       state.wakes.delete(wake)
       await running
       for (const account of state.accounts.values()) {
-        if (state.wakes.size === 0) giveBack(account)
+        if (state.wakes.size === 0) giveBack(account, account.at, account.places)
         if (hasWork(account)) state.dirty.add(account)
       }
       // Others may go on to fill it.
@@ -544,6 +550,7 @@ export function createLedger(
 /** What goes into one commit for an account. */
 interface Taken {
   readonly account: Account
+  readonly at: Period
   readonly purges: number
   readonly changes: readonly Change[]
   readonly runs: ReadonlyMap<string, StoredRuns>
@@ -562,9 +569,9 @@ interface Entry {
 }
 
 function take(account: Account): Taken {
-  const { tenant, changes, runs, demand, asking, settling } = account
+  const { at, tenant, changes, runs, demand, asking, settling } = account
   Object.assign(account, { changes: [], runs: new Map(), demand: 0, asking: [], settling: undefined })
-  return { account, purges: tenant.purges, changes, runs, demand, asking, settling }
+  return { account, at, purges: tenant.purges, changes, runs, demand, asking, settling }
 }
 
 /** The windows of a tenant in a transaction, each read and written once. */

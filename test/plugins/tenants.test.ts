@@ -435,6 +435,74 @@ t.test('the limit is exact', async (t) => {
     )
   })
 
+  for (const start of [101, 108, 113]) {
+    t.test(
+      `no window gives more than it has, wherever the clock jumps and whenever something is written (${start})`,
+      async (t) => {
+        const own = { requestsPerMonth: 90, requestsPerDay: 40 }
+        const shared = createState()
+        const first = await make(own, shared)
+        const { id, clock } = first
+        const second = createOver(store, undefined, { state: shared, now: () => clock.ms }).tenants
+        const third = createOver(store, undefined, { now: () => clock.ms }).tenants
+        const all: readonly Tenants[] = [first.tenants, second, third]
+        const days = ['2027-01-30', '2027-01-31', '2027-02-01', '2027-02-02', '2027-02-03', '2027-02-04']
+        const open: Reservation[] = []
+        const taken: Reservation[] = []
+        // A generator of its own, so that a failure can be seen again.
+        let seed = start
+        const dice = (sides: number): number => {
+          seed = (seed * 1_103_515_245 + 12_345) % 2_147_483_648
+          return Math.floor((seed / 2_147_483_648) * sides)
+        }
+        const pending: Promise<unknown>[] = []
+        for (let step = 0; step < 3_000; step++) {
+          const tenants = all[dice(3)] as Tenants
+          const what = dice(20)
+          if (what < 12) {
+            const getting = attempt(tenants, id).then(
+              (reservation) => void (open.push(reservation), taken.push(reservation)),
+              () => {}
+            )
+            pending.push(getting)
+          } else if (what < 16) {
+            const reservation = open.splice(dice(open.length), 1)[0]
+            if (reservation !== undefined) pending.push(tenants.settle(reservation, work))
+          } else if (what === 16) {
+            const reservation = open.splice(dice(open.length), 1)[0]
+            if (reservation === undefined) continue
+            taken.splice(taken.indexOf(reservation), 1)
+            pending.push(tenants.release(reservation))
+          } else if (what === 17) {
+            clock.ms = Date.parse(`${days[dice(days.length)]}T12:00:00Z`)
+          } else {
+            await turn()
+          }
+        }
+        await Promise.all(pending)
+        const per = (window: 'day' | 'month') => {
+          const counts = new Map<string, number>()
+          for (const place of taken) counts.set(place[window], (counts.get(place[window]) ?? 0) + 1)
+          return counts
+        }
+        for (const [day, count] of per('day')) t.ok(count <= 40, `${day}: ${count} of 40`)
+        for (const [month, count] of per('month')) t.ok(count <= 90, `${month}: ${count} of 90`)
+        for (const tenants of [third, second, first.tenants])
+          await (tenants as ReturnType<typeof createOver>['tenants']).close()
+        const { tenants: fresh, clock: freshClock } = createOver(store)
+        freshClock.ms = Date.parse('2027-02-04T12:00:00Z')
+        for (const { day, requests } of await fresh.daily(id, 90)) {
+          t.equal(requests, per('day').get(day), `${day} is on record as it was`)
+        }
+        t.equal(
+          (await fresh.standing(id))?.left.requestsInMonth,
+          90 - (per('month').get('2027-02') ?? 0),
+          'none is lost'
+        )
+      }
+    )
+  }
+
   t.test('QUOTA-02: months are those of the calendar, in UTC', async (t) => {
     const { tenants, clock, id } = await make({ requestsPerMonth: 10 })
     const at = async (time: string, attempts = 1) => {
