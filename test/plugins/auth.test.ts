@@ -562,6 +562,40 @@ t.test('caller: nobody is anonymous, a wrong credential is refused', async (t) =
   t.match(await enter('caller', {}, '?token=bad'), unauthorized)
 })
 
+t.test('caller: credentials that another plugin gives out, and tokens of tenants that one knows', async (t) => {
+  const { enter, kernel } = await startAuth(t)
+  const token = forge(access({ tenant_id: 't1' }))
+  const machine = { kind: 'tenant', id: 't1' } as const
+  for (const later of [false, true]) {
+    const answer = <R>(value: R): R | Promise<R> => (later ? Promise.resolve(value) : value)
+    const plugin = definePlugin({
+      name: 'machines',
+      apply(ctx) {
+        ctx.contribute('auth.credentials', {
+          prefix: 'm_',
+          check: (credential) => answer(credential === 'm_1' ? machine : undefined)
+        })
+        ctx.contribute('auth.tenants', { has: (id) => answer(id === 't1') })
+      }
+    })
+    t.match(await enter('caller', bearer('m_1')), unauthorized, 'nobody gives them out')
+    t.match(await enter('user', bearer(token)), unauthorized, 'nobody knows the tenant')
+
+    await kernel.begin({ id: 'machines', plugin, config: {} })
+    t.match(await enter('caller', bearer('m_1')), { status: 200, body: machine })
+    for (const wrong of ['m_', 'm_2', 'm_1 ', 'M_1']) t.match(await enter('caller', bearer(wrong)), unauthorized, wrong)
+    t.match(await enter('caller', {}, '?token=m_1'), unauthorized, 'R15: never in a URL')
+    t.match(await enter('caller', { authorization: 'Basic m_1' }), unauthorized)
+    t.match(await enter('user', bearer('m_1')), unauthorized, 'J-11: it is no token of a person')
+    for (const guard of ['user', 'caller']) {
+      t.match(await enter(guard, bearer(token)), { status: 200, body: { kind: 'user', id: 'u', tenantId: 't1' } })
+      t.match(await enter(guard, bearer(forge(access({ tenant_id: 't2' })))), unauthorized, 'J-09')
+      t.match(await enter(guard, bearer(forge(access({ tenant_id: '' })))), unauthorized)
+    }
+    await kernel.retire('machines')
+  }
+})
+
 t.test('an access token that was seen is at hand until it expires', async (t) => {
   const { services } = await startAuth(t)
   let nowMs = Date.UTC(2030, 0, 1)
