@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto'
 import type { Headers, Reply } from '../http/types.ts'
 import type { Catalog, Tools } from '../tools/types.ts'
+import type { OwnNames, ShownFaces } from './faces.ts'
 
 /** A document that is rendered once and then only compared and sent. */
 interface Document {
@@ -14,16 +15,30 @@ export interface Documents {
   readonly catalog: Document
 }
 
-/** @returns both documents as they are now, of one and the same catalog: rendered anew only when that has changed */
-export function createDocuments(tools: Tools, server: string): () => Documents {
+/** The members of carmy itself that never change. */
+const members = {
+  execute_url: '/agent/execute',
+  protocol: 'carmy/1',
+  tools_url: '/agent/tools'
+}
+
+export const ownNames: OwnNames = {
+  capabilities: ['tools', 'streaming', 'idempotency'],
+  members: [...Object.keys(members), 'capabilities', 'server', 'tools_version']
+}
+
+/** @returns both documents as they are now, of one and the same catalog: rendered anew only when something has changed */
+export function createDocuments(tools: Tools, server: string, faces: () => ShownFaces): () => Documents {
   let of: Catalog | undefined
+  let shown: ShownFaces | undefined
   let documents: Documents | undefined
   return () => {
     const catalog = tools.catalog()
-    if (documents === undefined || catalog !== of) {
+    if (documents === undefined || catalog !== of || faces() !== shown) {
       of = catalog
+      shown = faces()
       documents = {
-        discovery: render(discoveryText(server, catalog.version)),
+        discovery: render(discoveryText(server, catalog.version, shown)),
         catalog: render(catalog.text, catalog.version)
       }
     }
@@ -32,15 +47,15 @@ export function createDocuments(tools: Tools, server: string): () => Documents {
 }
 
 /** The members are in the order of canonical JSON. */
-function discoveryText(server: string, toolsVersion: string): string {
-  return JSON.stringify({
-    capabilities: ['tools', 'streaming', 'idempotency'],
-    execute_url: '/agent/execute',
-    protocol: 'carmy/1',
+function discoveryText(server: string, toolsVersion: string, faces: ShownFaces): string {
+  const own = Object.entries({
+    ...members,
+    capabilities: faces.capabilities,
     server,
-    tools_url: '/agent/tools',
     tools_version: toolsVersion
-  })
+  }).map(([name, value]) => [name, `${JSON.stringify(name)}:${JSON.stringify(value)}`] as const)
+  const all = [...own, ...faces.members].sort(([a], [b]) => (a < b ? -1 : 1))
+  return `{${all.map(([, text]) => text).join(',')}}`
 }
 
 function render(text: string, hash = createHash('sha256').update(text).digest('hex')): Document {

@@ -1,7 +1,10 @@
 import { definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../http/types.ts'
 import type {} from '../tools/types.ts'
+import { ownNames } from './documents.ts'
+import { createFaces } from './faces.ts'
 import { type Config, routes } from './routes.ts'
+import type {} from './types.ts'
 
 const config = schemaOf<Config>({
   type: 'object',
@@ -21,6 +24,8 @@ export default definePlugin({
   inject: ['http', 'tools'],
   config,
   apply(ctx, config) {
-    ctx.contribute('http.routes', ...routes(ctx.services.tools, config))
+    const { collector, shown } = createFaces(ownNames)
+    ctx.collect('carmy.faces', collector)
+    ctx.contribute('http.routes', ...routes(ctx.services.tools, config, shown))
   }
 })

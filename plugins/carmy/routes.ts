@@ -4,6 +4,7 @@ import type { ErrorCategory, ExecuteRequest, Execution, Tools } from '../tools/t
 import { assertKnown, callerOf } from './callers.ts'
 import { answer, createDocuments, type Documents } from './documents.ts'
 import { streamExecution } from './execution-stream.ts'
+import type { ShownFaces } from './faces.ts'
 import { answerHeaders, renderProblem } from './problems.ts'
 
 export interface Config {
@@ -81,8 +82,8 @@ const statuses: Readonly<Record<ErrorCategory, number>> = {
 
 const errors: ErrorMap = { CARMY_UNAUTHORIZED: { status: 401, code: 'UNAUTHORIZED' } }
 
-export function routes(tools: Tools, { server, require_auth }: Config): Route[] {
-  const documents = createDocuments(tools, server)
+export function routes(tools: Tools, { server, require_auth }: Config, faces: () => ShownFaces): Route[] {
+  const documents = createDocuments(tools, server, faces)
 
   const document = (path: string, operationId: string, summary: string, name: keyof Documents): Route => ({
     method: 'GET',
