@@ -33,7 +33,7 @@ export default definePlugin({
   config,
   async apply(ctx, config) {
     // The number stands for the shape of the state: code that keeps another one starts with its own.
-    const state = await ctx.resource('state', 1, createState, () => {})
+    const state = await ctx.resource('state', 2, createState, () => {})
     const { store } = ctx.services
     const audit = createAudit(config, { store, state, log: ctx.log, now: Date.now, randomUUID })
     ctx.effect(() => () => audit.close(), 'audit log')

@@ -43,10 +43,12 @@ export interface AuditState {
   readonly running: Set<string>
   /** Rows whose outcome could not be written yet, oldest first. */
   readonly unsettled: Map<string, StoredRow>
+  /** Outcomes that are being written; none of them rejects. */
+  readonly settling: Set<Promise<void>>
 }
 
 export function createState(): AuditState {
-  return { lastMs: 0, sequence: 0, running: new Set(), unsettled: new Map() }
+  return { lastMs: 0, sequence: 0, running: new Set(), unsettled: new Map(), settling: new Set() }
 }
 
 /** By id. */
@@ -107,7 +109,16 @@ export function createAudit(options: Options, { store, state, log, now, randomUU
     if (state.unsettled.size > maxUnsettled && oldest !== undefined) state.unsettled.delete(oldest)
   }
 
-  async function settle(id: string, row: StoredRow): Promise<void> {
+  /** Writes an outcome while whoever made the change goes on: that it is made does not depend on the log any more. */
+  function settle(id: string, row: StoredRow): void {
+    const settling = writeOutcome(id, row).finally(() => {
+      state.settling.delete(settling)
+      state.running.delete(id)
+    })
+    state.settling.add(settling)
+  }
+
+  async function writeOutcome(id: string, row: StoredRow): Promise<void> {
     try {
       await write([id, row])
     } catch (error) {
@@ -241,30 +252,29 @@ export function createAudit(options: Options, { store, state, log, now, randomUU
       written += 1
       state.running.add(id)
       try {
-        try {
-          await write([id, intent])
-        } catch (error) {
-          const refusal = refused(error)
-          log.error(refusal.message, { audit_id: id, action: intent.action, request_id: intent.requestId, error })
-          // A write that failed may still have got through: then there is a row that waits for its outcome.
-          keepForLater(id, ended('failed', { error: describeError(refusal) }))
-          throw refusal
-        }
-        let result
-        try {
-          result = await work()
-        } catch (error) {
-          await settle(id, ended('failed', { error: describeError(error) }))
-          throw error
-        }
-        await settle(id, ended('done', keptOf(result, appliedOf)))
-        return result
-      } finally {
+        await write([id, intent])
+      } catch (error) {
+        const refusal = refused(error)
+        log.error(refusal.message, { audit_id: id, action: intent.action, request_id: intent.requestId, error })
+        // A write that failed may still have got through: then there is a row that waits for its outcome.
+        keepForLater(id, ended('failed', { error: describeError(refusal) }))
         state.running.delete(id)
+        throw refusal
       }
+      let result
+      try {
+        result = await work()
+      } catch (error) {
+        settle(id, ended('failed', { error: describeError(error) }))
+        throw error
+      }
+      settle(id, ended('done', keptOf(result, appliedOf)))
+      return result
     },
 
     async list({ limit, offset }) {
+      // Whoever was told of a change finds its outcome.
+      await Promise.all(state.settling)
       const found: AuditRow[] = []
       let skip = offset
       for await (const page of pages<StoredRow>(rows, true, offset + limit)) {
@@ -292,6 +302,7 @@ export function createAudit(options: Options, { store, state, log, now, randomUU
     async close() {
       closing = true
       await tending
+      await Promise.all(state.settling)
       await mend().catch((error: unknown) => {
         log.error('outcomes are missing from the audit log: the next start marks them as unknown', { error })
       })

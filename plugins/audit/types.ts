@@ -65,14 +65,15 @@ export interface Audit {
   record(tx: Transaction, change: AuditChange): void
   /**
    * Makes a change whose truth is not in the store: a row `pending` is on disk before `work` begins and settled when it
-   * has ended. Answers and fails as `work` does. When the row cannot be settled that is logged and made up for later.
+   * has ended. Answers and fails as `work` does, and when it does: the outcome is written meanwhile. When the row cannot
+   * be settled that is logged and made up for later.
    * @param work makes the change; to be recorded as failed it throws. Of a CodedError code and message are kept; of
    * anything else, and of the texts of uncoded causes, nothing: they may hold what should not be kept
    * @param appliedOf what to keep of the result as `applied`: names and flags, with the same care as `after`
    * @throws CodedError `AUDIT_FAILED` when the row could not be written: `work` did not run
    */
   around<R>(change: AuditChange, work: () => Awaitable<R>, appliedOf?: (result: R) => unknown): Promise<R>
-  /** Newest first. @param page.offset rows to leave out */
+  /** Newest first, with the outcomes of all changes that have ended. @param page.offset rows to leave out */
   list(page: { readonly limit: number; readonly offset: number }): Promise<AuditRow[]>
 }
 

@@ -77,6 +77,8 @@ const settings = definePlugin({
 class BreakableStore {
   /** `before`: nothing of a transaction stays. `after`: it is all there, but says that it failed. */
   fails: 'never' | 'before' | 'after' = 'never'
+  /** Commits wait for it. */
+  held: Promise<void> | undefined
   /** Whether each commit was asked to be on disk. */
   readonly durable: boolean[] = []
   readonly plugin = definePlugin({
@@ -92,6 +94,7 @@ class BreakableStore {
       const store = createStore(engine)
       const atomically: Store['atomically'] = async (work, options) => {
         if (this.fails === 'before') throw new CodedError('STORE_FAILED', 'the disk is broken')
+        await this.held
         const result = await store.atomically(work, options)
         this.durable.push(options?.durable === true)
         if (this.fails === 'after') throw new CodedError('STORE_FAILED', 'the disk did not say')
@@ -399,6 +402,7 @@ t.test('a change whose intent cannot be written is not made', async (t) => {
   for (const fails of ['before', 'after'] as const) {
     const { disk, patch, rows, lines, health, kernel } = await startBreakable(t)
     t.match(await patch('one', {}), { status: 200, body: ['one'] })
+    await rows()
     t.strictSame(disk.durable, [true, true], 'intent and outcome are on disk')
     t.strictSame(await health(), { status: 'healthy' })
     disk.fails = fails
@@ -443,6 +447,7 @@ t.test('a change whose outcome cannot be written stands, and the log is mended l
     }),
     refusal
   )
+  t.strictSame(column(await rows(), 'status'), ['pending', 'pending'])
   t.match(
     lines.filter(({ level }) => level === 'error'),
     [
@@ -450,7 +455,6 @@ t.test('a change whose outcome cannot be written stands, and the log is mended l
       { action: 'entry.patch', status: 'failed', error: { code: 'STORE_FAILED' } }
     ]
   )
-  t.strictSame(column(await rows(), 'status'), ['pending', 'pending'])
   t.strictSame(await health(), { status: 'unhealthy', error: 'AUDIT_BEHIND' })
 
   await kernel.update('audit', { max_rows: 500 })
@@ -463,6 +467,64 @@ t.test('a change whose outcome cannot be written stands, and the log is mended l
     lines.some(({ message }) => /nobody knows/.test(message)),
     'they were never taken for cut short'
   )
+})
+
+t.test('a change is answered while its outcome is written, and the log and a stop wait for that', async (t) => {
+  const folder = t.testdir()
+  const { disk, audit, rows, kernel } = await startBreakable(t, folder)
+  const hold = () => {
+    let release = (): void => {}
+    disk.held = new Promise((resolve) => (release = resolve))
+    return release
+  }
+  let release = (): void => {}
+  const holding = () => {
+    release = hold()
+    return 'made'
+  }
+  t.equal(await audit.around(change('made'), holding), 'made', 'while the disk takes its time')
+  const shown = rows()
+  t.equal(await Promise.race([shown, turn('nothing yet')]), 'nothing yet')
+  // Another generation of the log waits for what the one before it is writing.
+  const swapped = kernel.update('audit', { max_rows: 500 })
+  disk.held = undefined
+  release()
+  t.strictSame(column(await shown, 'status'), ['done'])
+  await swapped
+
+  const failing = () => {
+    release = hold()
+    throw new CodedError('SETTING_UNKNOWN', 'no such setting')
+  }
+  await t.rejects(audit.around(change('refused'), failing), { code: 'SETTING_UNKNOWN' })
+  let stopped = false
+  const stopping = kernel.stop().then(() => (stopped = true))
+  for (let turns = 0; turns < 50; turns++) await turn()
+  t.notOk(stopped)
+  disk.held = undefined
+  release()
+  await stopping
+
+  const again = await startBreakable(t, folder)
+  t.strictSame(column(await again.rows(), 'status'), ['done', 'failed'])
+})
+
+t.test('a process that dies before the outcome is written leaves it unknown', async (t) => {
+  const disk = new BreakableStore(t.testdir())
+  const { services } = await startHouse(t, [{ plugin: disk.plugin }], { store: false })
+  const died = serviceOver(services('store'), { max_rows: 10 })
+  let release = (): void => {}
+  await died.service.around(change('made'), () => {
+    disk.held = new Promise((resolve) => (release = resolve))
+  })
+  disk.held = undefined
+
+  const { service, lines } = serviceOver(services('store'), { max_rows: 10 })
+  await service.reconcile()
+  t.match(await service.list({ limit: 1, offset: 0 }), [{ status: 'unknown', resource: { id: 'made' } }])
+  t.match(lines, [/nobody knows how a change ended/])
+  release()
+  await died.service.close()
 })
 
 t.test('an outcome that waits is written when the server stops, or left to the next start', async (t) => {
@@ -528,6 +590,7 @@ t.test('a log is reconciled as soon as the store allows it', async (t) => {
 
   open()
   await caught
+  await died.service.close()
   t.equal(await status(), 'done', 'an outcome that comes after all is better than none')
 })
 
