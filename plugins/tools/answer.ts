@@ -20,10 +20,13 @@ export class Answer implements Execution {
   }
 }
 
-/** @param json the output, as JSON */
-export function completed(executionId: string, json: string, cacheable: boolean): Answer {
+/**
+ * @param json the output, as JSON
+ * @param next what the caller could do now, as JSON
+ */
+export function completed(executionId: string, json: string, cacheable: boolean, next = '[]'): Answer {
   return new Answer(
-    `{"execution_id":"${executionId}","status":"completed","data":${json},"_agent":{"cacheable":${cacheable},"next_actions":[]}}`,
+    `{"execution_id":"${executionId}","status":"completed","data":${json},"_agent":{"cacheable":${cacheable},"next_actions":${next}}}`,
     undefined,
     false
   )

@@ -198,11 +198,23 @@ export class Call implements AbortListener, Waiting {
     const json = toExactJson(output)
     const issues = json === undefined ? undefined : this.#listed.checkOutput(output)
     if (json !== undefined && issues?.length === 0) {
-      return this.#finish(completed(this.#id, json, this.#listed.cacheable))
+      return this.#finish(completed(this.#id, json, this.#listed.cacheable, this.#nextAfter(output)))
     }
     const reason = issues === undefined ? 'it is not plain JSON' : renderIssues(issues)
     this.#logFault('a tool gave an output that it does not promise', { reason })
     return this.#fail(failureOf('INVALID_OUTPUT', 'internal', 'the tool gave an output that it does not promise'))
+  }
+
+  /** As JSON; nothing where the tool has no advice, or none that can be told. */
+  #nextAfter(output: unknown): string | undefined {
+    const { tool } = this.#listed
+    if (tool.next === undefined) return undefined
+    try {
+      return JSON.stringify(tool.next(output))
+    } catch (error) {
+      this.#logFault('a tool could not say what comes next', { error })
+      return undefined
+    }
   }
 
   #thrown(error: unknown): Execution {

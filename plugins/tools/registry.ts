@@ -145,11 +145,9 @@ function derive(tool: Tool, entry: string, checks: WeakMap<JsonSchema, Check>): 
       `the tool name ${JSON.stringify(tool.name)} ${where} is not 1 to 128 letters, digits, '_', '-' and '.'`
     )
   }
-  if (tool.name.startsWith('carmy_')) {
-    throw new CodedError(
-      'INVALID_TOOL_NAME',
-      `the tool name '${tool.name}' ${where} begins with 'carmy_', which is reserved`
-    )
+  if (tool.name.startsWith('carmy_') !== (tool.system === true)) {
+    const rule = tool.system === true ? "does not begin with 'carmy_'" : "begins with 'carmy_', which is reserved"
+    throw new CodedError('INVALID_TOOL_NAME', `the tool name '${tool.name}' ${where} ${rule}`)
   }
   const wrong = wrongPart(tool)
   if (wrong !== undefined) throw new CodedError('INVALID_TOOL', `tool '${tool.name}' ${where}: ${wrong}`)
@@ -206,7 +204,7 @@ function contained(check: Check): Check {
 
 /** Types hold this for TypeScript; a plugin may be JavaScript. */
 function wrongPart(tool: Tool): string | undefined {
-  const { description, input, output, effect, confirmation, timeoutMs, run } = tool as Partial<Tool>
+  const { description, input, output, effect, confirmation, timeoutMs, run, next } = tool as Partial<Tool>
   if (typeof description !== 'string') return 'description has to be a string'
   if (typeof input !== 'object' || input === null) return 'input has to be a JSON Schema'
   if (typeof output !== 'object' || output === null) return 'output has to be a JSON Schema'
@@ -218,5 +216,6 @@ function wrongPart(tool: Tool): string | undefined {
     return `timeoutMs has to be a whole number from 1 to ${maxTimeoutMs}`
   }
   if (typeof run !== 'function') return 'run has to be a function'
+  if (next !== undefined && typeof next !== 'function') return 'next has to be a function'
   return undefined
 }

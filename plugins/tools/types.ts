@@ -76,6 +76,10 @@ export interface Tool<I = unknown, R = unknown> {
   readonly anonymous?: boolean
   /** Instead of the default deadline, in milliseconds. */
   readonly timeoutMs?: number
+  /** One of the server's own. These are called `carmy_…`, and nobody else is. */
+  readonly system?: boolean
+  /** What the caller could do after a success. Of the output alone: a replay says the same. */
+  next?(output: R): readonly NextAction[]
   /**
    * Throw a CodedError whose `detail` is a {@link ToolErrorDetail} for a failure the caller should read: its code and
    * message go out as they are. Anything else thrown is logged whole and answered as `TOOL_PANIC`, showing nothing.

@@ -192,6 +192,8 @@ t.test('the registry', async (t) => {
       [{ name: 'x'.repeat(129) }, 'INVALID_TOOL_NAME'],
       [{ name: 'line\n' }, 'INVALID_TOOL_NAME'],
       [{ name: 'carmy_job' }, 'INVALID_TOOL_NAME'],
+      [{ system: true }, 'INVALID_TOOL_NAME'],
+      [{ next: 'go' as unknown as () => [] }, 'INVALID_TOOL'],
       [{ name: 'echo' }, 'DUPLICATE_TOOL'],
       [{ input: { type: 'nonsense' } }, 'INVALID_SCHEMA'],
       [{ output: { type: 'object', properties: { a: { minimum: 'one' } } } }, 'INVALID_SCHEMA'],
@@ -216,6 +218,32 @@ t.test('the registry', async (t) => {
         config: {}
       })
     )
+  })
+
+  t.test("a tool of the server's own may be called carmy_…, and says what comes next, in a replay too", async (t) => {
+    const own = toolOf<unknown, { left: number }>({
+      name: 'carmy_steps',
+      system: true,
+      run: () => ({ left: 1 }),
+      next: ({ left }) => [{ tool: 'carmy_steps', reason: `${left} is left`, after_ms: 5 }]
+    })
+    const silent = toolOf({
+      name: 'silent',
+      run: () => 1,
+      next() {
+        throw new Error('no idea')
+      }
+    })
+    const { run, lines } = await startTools(t, [own, silent])
+
+    const first = await run('carmy_steps', {}, { requestId: 'r' })
+    const replay = await run('carmy_steps', {}, { requestId: 'r' })
+    t.strictSame(first.response._agent.next_actions, [{ tool: 'carmy_steps', reason: '1 is left', after_ms: 5 }])
+    t.equal(replay.replayed, true)
+    t.equal(replay.text, first.text)
+
+    t.match((await run('silent')).response, { status: 'completed', data: 1, _agent: { next_actions: [] } })
+    t.ok(lines.some(({ message }) => message === 'a tool could not say what comes next'))
   })
 
   t.test('leaves out a bad tool that was there before it, and says so', async (t) => {
