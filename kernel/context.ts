@@ -95,12 +95,11 @@ export class PluginContext {
 
   get(name: ServiceName): object | undefined {
     const generation = this.#generation
-    if (generation.phase === 'ended') return undefined
-    return generation.own(name) ?? (generation.sees(name) ? generation.handle(name) : undefined)
+    return generation.phase === 'ended' ? undefined : generation.lookUp(name)
   }
 
   overlay(service: ServiceName): Overlay {
-    return this.#generation.target.overlays?.[service] ?? {}
+    return this.#generation.overlay(service)
   }
 
   gate(label: string): Gate {

@@ -2,8 +2,8 @@ import { isDeepStrictEqual } from 'node:util'
 import { CodedError, messageOf } from './errors.ts'
 import { Generation, likesOf, needsOf, realmOf, type Target, within } from './generation.ts'
 import type { Kernel } from './kernel.ts'
-import type { FiberState, Plugin } from './plugin.ts'
-import { meets, type Slot } from './services.ts'
+import type { FiberState } from './plugin.ts'
+import { isSameScope, meets, seesTheSame, type Slot } from './services.ts'
 
 /** At most this many replaced generations of one fiber drain at once; one more and the oldest is aborted. */
 const maxDraining = 8
@@ -129,13 +129,25 @@ export class Fiber {
   /** As {@link update}; but where only the scope of services changes that its plugin does not name, nobody notices. */
   retarget(target: Target): Promise<void> {
     const present = this.#target
-    if (present === undefined || this.#pumping || !isSameToPlugin(present, target) || isSameScope(present, target)) {
+    if (present === undefined || this.#pumping || !this.#isSame(present, target) || isSameScope(present, target)) {
       return this.update(target)
     }
     if (this.#failed === present) this.#failed = target
     this.#aim(target)
     this.current?.adopt(target)
     return Promise.resolve()
+  }
+
+  /** Services of which the fiber notices where it sees them, and through what overlay. */
+  get seen(): readonly string[] {
+    const { current } = this
+    const { inject = [], optional = [], provides = [] } = this.#target?.plugin ?? {}
+    return current?.seen ?? [...inject, ...optional, ...provides]
+  }
+
+  /** Whether its plugin sees no difference. */
+  #isSame(a: Target, b: Target): boolean {
+    return a.plugin === b.plugin && isDeepStrictEqual(a.config, b.config) && seesTheSame(this.seen, a, b)
   }
 
   /** Tries a start that failed once more, though nothing of the target has changed. */
@@ -400,7 +412,7 @@ export class Fiber {
   async #tookInPlace(target: Target, old: Generation): Promise<boolean> {
     const { plugin } = old.target
     if (!old.hasUpdateHooks || target.plugin !== plugin) return false
-    if (!seesTheSame(plugin, target, old.target) || this.#optional !== this.#optionalNow()) return false
+    if (!seesTheSame(old.seen, target, old.target) || this.#optional !== this.#optionalNow()) return false
     const limitMs = this.kernel.settings.apply_timeout_ms
     try {
       const verdict = await within(limitMs, old.askUpdate(target.config), () => this.#late('update hook', limitMs))
@@ -580,26 +592,6 @@ export class Fiber {
   }
 }
 
-/** Every service a plugin names. */
-function namesOf({ inject, optional, provides }: Plugin): readonly string[] {
-  return [...inject, ...optional, ...provides]
-}
-
 function realmsOf({ realms }: Target): readonly string[] {
   return realms === undefined ? [] : Object.values(realms)
-}
-
-function isSameScope(a: Target, b: Target): boolean {
-  return isDeepStrictEqual(a.realms, b.realms) && isDeepStrictEqual(a.overlays, b.overlays)
-}
-
-function isSameToPlugin(a: Target, b: Target): boolean {
-  return a.plugin === b.plugin && isDeepStrictEqual(a.config, b.config) && seesTheSame(a.plugin, a, b)
-}
-
-/** Whether the plugin sees and provides its services in the same places, and through the same overlays. */
-function seesTheSame(plugin: Plugin, a: Target, b: Target): boolean {
-  return namesOf(plugin).every(
-    (name) => realmOf(a, name) === realmOf(b, name) && isDeepStrictEqual(a.overlays?.[name], b.overlays?.[name])
-  )
 }

@@ -19,7 +19,7 @@ import type {
   Undo,
   UpdateVerdict
 } from './plugin.ts'
-import { commonRealm, type Offer, type Slot, type View } from './services.ts'
+import { commonRealm, isSameScope, type Offer, type Placed, type Slot, type View } from './services.ts'
 
 /**
  * `building`: `apply` runs, nothing is visible. `parked`: built, and out of sight until its gates open. `live`: visible.
@@ -28,14 +28,10 @@ import { commonRealm, type Offer, type Slot, type View } from './services.ts'
 export type Phase = 'building' | 'parked' | 'live' | 'leaving' | 'undoing' | 'ended'
 
 /** What one generation is built from. */
-export interface Target {
+export interface Target extends Placed {
   readonly plugin: Plugin
   /** Checked, with its defaults. */
   readonly config: unknown
-  /** Service → the realm in which the plugin sees and provides it; the common one where none is named. */
-  readonly realms?: Readonly<Record<string, string>> | undefined
-  /** Service → what is laid over its config for this plugin. */
-  readonly overlays?: Readonly<Record<string, Overlay>> | undefined
 }
 
 /** The realm in which a target sees and provides a service. */
@@ -84,6 +80,7 @@ export class Generation {
   readonly #effects: Effect[] = []
   #uses: readonly Slot[] = []
   #views: Map<Slot, View> | undefined
+  #lookedUp: Set<string> | undefined
   #provided: Map<Slot, Provided> | undefined
   #items: Map<Collection, Item[]> | undefined
   #collectors: Map<Collection, Collector<unknown>> | undefined
@@ -121,6 +118,26 @@ export class Generation {
     return needsOf(this.target.plugin).includes(slot.name)
   }
 
+  /** Services whose place it knows: those of its manifest, and those it has looked up. */
+  get seen(): readonly string[] {
+    const { inject, optional, provides } = this.target.plugin
+    return [...inject, ...optional, ...provides, ...(this.#lookedUp ?? [])]
+  }
+
+  /** A service that was not injected is asked for by its name. */
+  lookUp(name: string): object | undefined {
+    this.#lookedUp ??= new Set()
+    this.#lookedUp.add(name)
+    return this.own(name) ?? (this.#isThere(name) ? this.handle(name) : undefined)
+  }
+
+  /** What is laid over the config of a service, for this plugin. */
+  overlay(name: string): Overlay {
+    this.#lookedUp ??= new Set()
+    this.#lookedUp.add(name)
+    return this.target.overlays?.[name] ?? {}
+  }
+
   /** The late-bound handle of a service, seen through this generation's overlay. */
   handle(name: string): object {
     const overlay = this.target.overlays?.[name]
@@ -136,7 +153,7 @@ export class Generation {
   }
 
   /** Whether somebody provides the service now. */
-  sees(name: string): boolean {
+  #isThere(name: string): boolean {
     return this.fiber.kernel.services.find(name, realmOf(this.target, name))?.open ?? false
   }
 
@@ -650,6 +667,7 @@ class MountedPlugin implements Child {
   }
 
   rescope({ realms, overlays }: Target): void {
+    if (isSameScope(this.#target, { realms, overlays })) return
     this.#target = { ...this.#target, realms, overlays }
     this.#fiber?.retarget(this.#target).catch(nothing)
   }

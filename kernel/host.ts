@@ -21,7 +21,7 @@ import { CodedError, isCoded, messageOf } from './errors.ts'
 import type { Target } from './generation.ts'
 import { Kernel } from './kernel.ts'
 import { type Logger, silentLogger } from './log.ts'
-import { planSteps, type Step } from './plan.ts'
+import { planSteps, shownSteps, type Step } from './plan.ts'
 import { definePlugin, type Plugin, type ServiceName, type Services } from './plugin.ts'
 import {
   checkPlugins,
@@ -36,6 +36,7 @@ import {
 } from './program.ts'
 import { type Issue, renderIssues } from './schema.ts'
 import { maskSecrets, unmaskSecrets } from './secrets.ts'
+import { isSameScope } from './services.ts'
 import { enabledIds, isStructure, parentOf, type Scope, scopeOf } from './tree.ts'
 import { type FileWatcher, stampOf, watchFiles } from './watch.ts'
 
@@ -228,9 +229,7 @@ export class ProgramHost {
     const old = renamed.find(([, next]) => next === entry.id)?.[0] ?? entry.id
     const present = this.kernel.fiber(old)?.target
     // Equal scopes stay the same object: that is how a fiber sees that only its config has changed.
-    const same =
-      present !== undefined && isDeepStrictEqual({ realms: present.realms, overlays: present.overlays }, scope)
-    const { realms, overlays } = same ? present : scope
+    const { realms, overlays } = present !== undefined && isSameScope(present, scope) ? present : scope
     return this.kernel.targetOf({ id: entry.id, plugin, config, realms, overlays })
   }
 
@@ -269,13 +268,12 @@ export class ProgramHost {
     renamed: Renamed = [],
     plugin: Plugin | undefined = this.#code.get(entry.plugin)
   ): Scope {
-    const names = {
-      injects: [...(plugin?.inject ?? []), ...(plugin?.optional ?? [])],
-      provides: plugin?.provides ?? []
-    }
+    const provides = plugin?.provides ?? []
     let byId = this.#byId.get(entries)
     if (byId === undefined) this.#byId.set(entries, (byId = new Map(entries.map((each) => [each.id, each]))))
-    return scopeOf(entry, byId, names, (id) => this.#privateRealm(renamed.find(([, next]) => next === id)?.[0] ?? id))
+    return scopeOf(entry, byId, provides, (id) =>
+      this.#privateRealm(renamed.find(([, next]) => next === id)?.[0] ?? id)
+    )
   }
 
   #privateRealm(id: string): string {
@@ -292,6 +290,7 @@ export class ProgramHost {
     return planSteps(current, wanted, {
       before: (entry, entries) => this.#scope(entry, entries),
       after: (entry, entries) => this.#scope(entry, entries, renamed),
+      sees: ({ id }) => this.kernel.fiber(id)?.seen ?? [],
       renamed
     })
   }
@@ -333,7 +332,7 @@ export class ProgramHost {
     await this.#loadManifests(source.program.entries, new Map())
     return {
       current: entries.map((entry) => this.#masked(entry)),
-      pending: this.#plan(entries, source.program.entries).map(({ id, action }) => ({ id, action })),
+      pending: shownSteps(this.#plan(entries, source.program.entries)),
       path: this.#file,
       dependencyCycles: this.kernel.cycles(),
       etag: etagOf(source)
@@ -531,7 +530,7 @@ export class ProgramHost {
     for (const to of changedWhileOff(this.program.entries, entries, renamed)) {
       await this.#verify({ action: 'update-config', id: to.id, to }, entries, pass, renamed)
     }
-    if (options?.dryRun === true) return { applied: [], planned: steps.map(({ id, action }) => ({ id, action })) }
+    if (options?.dryRun === true) return { applied: [], planned: shownSteps(steps) }
     this.#rename(renamed)
     try {
       const applied = await this.#takeAll(steps, targets)
@@ -578,7 +577,7 @@ export class ProgramHost {
       }
       taken.push(now)
     }
-    return steps.map(({ id, action }) => ({ id, action, ok: true, verified: true }))
+    return shownSteps(steps).map((step) => ({ ...step, ok: true, verified: true }))
   }
 
   /**
@@ -627,7 +626,7 @@ export class ProgramHost {
       return
     }
     await kernel.retarget(mount)
-    if (step.renew === true || step.from.plugin !== step.to.plugin) kernel.renew(id)
+    if (('renew' in step && step.renew) || step.from.plugin !== step.to.plugin) kernel.renew(id)
   }
 
   /** Takes steps back, the newest first: what ran before runs again, with the code and the config it had. */

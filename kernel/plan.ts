@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Renamed, StepAction } from './control.ts'
+import type { PendingStep, Renamed } from './control.ts'
 import type { Entry } from './program.ts'
+import { seesTheSame } from './services.ts'
 import { enabledIds, type Scope } from './tree.ts'
 
 /** One step from the running program to the wanted one. */
@@ -15,18 +16,22 @@ export type Step =
       /** The fiber counts as a new one afterwards. */
       readonly renew?: true
     }
+  /** Only its scope is another, and its plugin sees nothing of that: no step to tell of. */
+  | { readonly action: 'rescope'; readonly id: string; readonly from: Entry; readonly to: Entry }
 
-/** The scope of an entry among others; the plan compares what comes out, so that only what matters counts. */
+/** The scope of an entry among others. */
 export type ScopeOf = (entry: Entry, entries: readonly Entry[]) => Scope
 
 export interface PlanOptions {
   readonly before: ScopeOf
   readonly after: ScopeOf
+  /** The services of which a running entry notices where it sees them, and through what overlay. */
+  readonly sees: (entry: Entry) => Iterable<string>
   /** Old and new ids of entries that have moved: each is one and the same on both sides. */
   readonly renamed: Renamed
 }
 
-const turns: readonly StepAction[] = ['begin', 'rebuild-fiber', 'update-config', 'retire']
+const turns: readonly Step['action'][] = ['begin', 'rebuild-fiber', 'update-config', 'rescope', 'retire']
 
 /**
  * What has to happen so that `wanted` runs instead of `current`: what begins first, what goes last, the deepest of it
@@ -36,7 +41,7 @@ const turns: readonly StepAction[] = ['begin', 'rebuild-fiber', 'update-config',
 export function planSteps(
   current: readonly Entry[],
   wanted: readonly Entry[],
-  { before, after, renamed }: PlanOptions = { before: common, after: common, renamed: [] }
+  { before, after, sees, renamed }: PlanOptions = { before: common, after: common, sees: () => [], renamed: [] }
 ): readonly Step[] {
   const names = new Map(renamed)
   const runs = enabledIds(current)
@@ -49,14 +54,24 @@ export function planSteps(
     const { id } = to
     if (!toRun.has(id)) continue
     const from = running.get(id)
-    if (from === undefined) steps.push({ action: 'begin', id, to })
-    else if (from.plugin !== to.plugin || !isDeepStrictEqual(before(from, current), after(to, wanted))) {
+    if (from === undefined) {
+      steps.push({ action: 'begin', id, to })
+      continue
+    }
+    const [was, is] = [before(from, current), after(to, wanted)]
+    if (from.plugin !== to.plugin || !seesTheSame(sees(from), was, is)) {
       steps.push({ action: 'rebuild-fiber', id, from, to })
     } else if (!isDeepStrictEqual(from.config, to.config)) steps.push({ action: 'update-config', id, from, to })
+    else if (!isDeepStrictEqual(was, is)) steps.push({ action: 'rescope', id, from, to })
   }
   const gone = [...running].filter(([id]) => !toRun.has(id)).sort(([a], [b]) => depthOf(b) - depthOf(a))
   for (const [id, from] of gone) steps.push({ action: 'retire', id, from })
   return steps.sort((a, b) => turns.indexOf(a.action) - turns.indexOf(b.action))
+}
+
+/** The steps that are told of. */
+export function shownSteps(steps: readonly Step[]): readonly PendingStep[] {
+  return steps.flatMap(({ id, action }) => (action === 'rescope' ? [] : { id, action }))
 }
 
 function depthOf(id: string): number {

@@ -133,8 +133,9 @@ export interface Context<
   /** Puts another object in the place of a service this generation provides; nobody is woken. */
   set<K extends P[number]>(name: K, service: Services[K]): void
   /**
-   * A service that was not injected, as it is now: `undefined` while nobody provides it. Nothing waits for it. What
-   * this generation provides itself is there before the commit.
+   * A service that was not injected, as it is now: `undefined` while nobody provides it. Nothing waits for it; but who
+   * has asked for it is rebuilt when another realm or overlay holds for it. What this generation provides itself is
+   * there before the commit.
    */
   get<K extends ServiceName>(name: K): Services[K] | undefined
   /** What this entry and its groups lay over the config of a service. */

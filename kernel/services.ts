@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util'
 import { type AwilixContainer, asValue, createContainer } from 'awilix'
 import { CodedError } from './errors.ts'
 import type { Fiber } from './fiber.ts'
@@ -6,6 +7,27 @@ import type { Overlay } from './plugin.ts'
 
 type Method = (...args: unknown[]) => unknown
 type Members = Record<string, unknown>
+
+/** Where one sees and provides services. */
+export interface Placed {
+  /** Service → realm; the common one where none is named. */
+  readonly realms?: Readonly<Record<string, string>> | undefined
+  /** Service → what is laid over its config for whoever is here. */
+  readonly overlays?: Readonly<Record<string, Overlay>> | undefined
+}
+
+export function isSameScope(a: Placed, b: Placed): boolean {
+  return isDeepStrictEqual(a.realms, b.realms) && isDeepStrictEqual(a.overlays, b.overlays)
+}
+
+/** Whether some services are seen and provided in the same places, and through the same overlays. */
+export function seesTheSame(services: Iterable<string>, a: Placed, b: Placed): boolean {
+  for (const name of services) {
+    if (a.realms?.[name] !== b.realms?.[name]) return false
+    if (!isDeepStrictEqual(a.overlays?.[name], b.overlays?.[name])) return false
+  }
+  return true
+}
 
 /** What a generation offers under one name. */
 export interface Offer {

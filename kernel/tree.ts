@@ -62,28 +62,31 @@ export interface Scope {
 }
 
 /**
- * The scope of an entry for the services its plugin names. The nearest `isolate` decides, from the entry outwards;
+ * The scope of an entry: for every service that it or what it is in says something about, whether or not its plugin
+ * names it; a plugin may look services up, and mount others. The nearest `isolate` decides, from the entry outwards;
  * overlays are merged from the outside in, so that the innermost key wins.
- * @param names what the plugin injects, and what it provides
+ * @param provides what the plugin provides: a bare label of `isolate` stands for it
  * @param privateRealm a realm of the entry's own, the same for as long as the entry lives
  */
 export function scopeOf(
   entry: Entry,
   entries: ReadonlyMap<string, Entry>,
-  names: { readonly injects: readonly string[]; readonly provides: readonly string[] },
+  provides: readonly string[],
   privateRealm: (id: string) => string
 ): Scope {
   const line = lineOf(entry, entries)
   const realms: Record<string, string> = {}
   const overlays: Record<string, Overlay> = {}
-  for (const name of new Set([...names.injects, ...names.provides])) {
+  const isolated = line.flatMap(({ isolate }) => (typeof isolate === 'string' ? provides : Object.keys(isolate ?? {})))
+  for (const name of new Set(isolated)) {
     for (const { id, isolate } of line) {
-      // A bare label stands for everything the entry provides.
-      const here = typeof isolate === 'string' ? (names.provides.includes(name) ? isolate : undefined) : isolate?.[name]
+      const here = typeof isolate === 'string' ? (provides.includes(name) ? isolate : undefined) : isolate?.[name]
       if (here === undefined || here === false) continue
       realms[name] = here === true ? privateRealm(id) : `label:${here}`
       break
     }
+  }
+  for (const name of new Set(line.flatMap(({ intercept }) => Object.keys(intercept ?? {})))) {
     const layers = line.flatMap(({ intercept }) => (intercept?.[name] as Overlay | undefined) ?? []).reverse()
     if (layers.length > 0) overlays[name] = Object.assign({}, ...layers) as Overlay
   }

@@ -88,13 +88,7 @@ t.test('the nearest isolate decides, overlays are merged from the outside in', a
     entry('z', { isolate: 'label' })
   ]
   const byId = new Map(tree.map((each) => [each.id, each]))
-  const scope = (id: string) =>
-    scopeOf(
-      byId.get(id) as Entry,
-      byId,
-      { injects: ['bar', 'qux', 'db'], provides: ['out'] },
-      (owner) => `own:${owner}`
-    )
+  const scope = (id: string) => scopeOf(byId.get(id) as Entry, byId, ['out'], (owner) => `own:${owner}`)
   t.strictSame(scope('alpha:inner:x'), {
     realms: { bar: 'label:beta', qux: 'label:shared' },
     overlays: { db: { a: 1, b: 2, c: 3 } }
@@ -104,17 +98,16 @@ t.test('the nearest isolate decides, overlays are merged from the outside in', a
 })
 
 t.test('only a scope that comes out otherwise rebuilds a fiber', async (t) => {
-  const names = { injects: ['bar'], provides: [] }
   const scoped = (each: Entry, all: readonly Entry[]) =>
-    scopeOf(each, new Map(all.map((one) => [one.id, one])), names, (owner) => `own:${owner}`)
+    scopeOf(each, new Map(all.map((one) => [one.id, one])), [], (owner) => `own:${owner}`)
   const steps = (isolate: Entry['isolate'], next: Entry['isolate']) =>
     planSteps(
       [entry('a', isolate === undefined ? {} : { isolate })],
       [entry('a', next === undefined ? {} : { isolate: next })],
-      { before: scoped, after: scoped, renamed: [] }
+      { before: scoped, after: scoped, sees: () => ['bar'], renamed: [] }
     ).map(({ action }) => action)
   t.strictSame(steps(undefined, { bar: true }), ['rebuild-fiber'])
-  t.strictSame(steps({ bar: true }, { bar: true, qux: true }), [])
+  t.strictSame(steps({ bar: true }, { bar: true, qux: true }), ['rescope'], 'the scope is passed on, and nobody told')
   t.strictSame(steps({ bar: 'x' }, { bar: 'y' }), ['rebuild-fiber'])
 })
 
@@ -124,6 +117,7 @@ t.test('an entry that moves under another roof begins, ends or changes as the ro
   const steps = planSteps(tree, moved, {
     before: () => ({ realms: {}, overlays: {} }),
     after: () => ({ realms: {}, overlays: {} }),
+    sees: () => [],
     renamed: [
       ['a', 'off:a'],
       ['off:b', 'b']
