@@ -1,9 +1,8 @@
 #!/usr/bin/env node
 import { readFileSync } from 'node:fs'
 import { dirname, relative, resolve } from 'node:path'
-import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
-import { createCodeLoader } from './kernel/code.ts'
+import { createLoader } from './authoring/start.ts'
 import { messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
 import { createJsonLogger, type Logger, type LogLevel } from './kernel/log.ts'
@@ -175,7 +174,7 @@ function hostOptions(flags: Flags, program: string): Omit<HostOptions, 'log'> {
   const secrets = { admin_secret: nonBlank(env['ADMIN_API_KEY']), jwt_secret: nonBlank(env['JWT_SECRET']) }
   return {
     program: relative(process.cwd(), file).startsWith('..') ? file : relative(process.cwd(), file),
-    loader: createCodeLoader({ builtins: fileURLToPath(new URL('plugins', import.meta.url)), base: dirname(file) }),
+    loader: createLoader(dirname(file)),
     env,
     overrides: {
       http: given({ host, port }),

@@ -1,9 +1,11 @@
 /**
- * What `import … from 'heartwood'` means for the author of a plugin: the surface of the kernel, and the contracts of
- * the built-in plugins (`http.Route`, `tools.Tool`), which also type the services and collections of a context. At run
- * time `heartwood` is the kernel: here are types alone.
+ * What `import … from 'heartwood'` means: the surface of the kernel, the start of a whole server from code, and the
+ * contracts of the built-in plugins (`http.Route`, `tools.Tool`), which also type the services and collections of a
+ * context.
  */
 export * from '../kernel/index.ts'
+export { defineTool, type FromSchema, type ToolDefinition } from './define-tool.ts'
+export { type EntryData, type RunningProgram, type StartOptions, startKernel } from './start.ts'
 export type * as alerts from '../plugins/alerts/types.ts'
 export type * as audit from '../plugins/audit/types.ts'
 export type * as auth from '../plugins/auth/types.ts'

@@ -1,12 +1,10 @@
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
-import { basename, dirname, join, parse } from 'node:path'
-import { fileURLToPath } from 'node:url'
-import { type CodeLoader, createCodeLoader } from '../kernel/code.ts'
-import { startKernel } from '../kernel/host.ts'
+import { basename, join, parse } from 'node:path'
 import {
   CodedError,
   createJsonLogger,
+  definePlugin,
   type FiberStatus,
   type JsonObject,
   type LogFields,
@@ -14,7 +12,9 @@ import {
   type ServiceName,
   type Services
 } from '../kernel/index.ts'
-import { defaultSettings, type Entry, type ProgramSettings } from '../kernel/program.ts'
+import type { ProgramSettings } from '../kernel/program.ts'
+import type { ExecutionEvent, ExecutionResponse, Tool } from '../plugins/tools/types.ts'
+import { startKernel } from './start.ts'
 
 export interface TestEntry {
   /** A path from `base`, a built-in label, a package name, or a plugin made in the test. */
@@ -55,55 +55,100 @@ export interface TestProgram {
  * @throws what an entry failed to start with; CodedError `TEST_NOT_STARTED` for one that waits for a service
  */
 export async function startProgram(options: TestOptions): Promise<TestProgram> {
-  const base = options.base.startsWith('file:') ? dirname(fileURLToPath(options.base)) : options.base
-  const made = new Map<string, Plugin>()
-  const entries = options.entries.map(({ plugin, id, config = {} }): Entry => {
+  const entries = options.entries.map(({ plugin, id, config = {} }) => {
     const label = typeof plugin === 'string' ? plugin : plugin.name
-    if (typeof plugin !== 'string') made.set(label, plugin)
-    return { id: id ?? parse(basename(label)).name, plugin: label, config, disabled: false }
+    return { id: id ?? parse(basename(label)).name, plugin, config }
   })
   const dataFolder = await mkdtemp(join(tmpdir(), 'heartwood-test-'))
-  const own = new Set(entries.map((entry) => entry.plugin))
+  const own = new Set(entries.map(({ plugin }) => (typeof plugin === 'string' ? plugin : plugin.name)))
   const given = [
-    { id: 'http', plugin: 'http', config: { listen: false }, disabled: false },
-    { id: 'store', plugin: 'store', config: { path: dataFolder }, disabled: false }
+    { id: 'http', plugin: 'http', config: { listen: false } },
+    { id: 'store', plugin: 'store', config: { path: dataFolder } }
   ].filter((entry) => !own.has(entry.plugin))
 
   const lines: LogLine[] = []
-  const builtins = fileURLToPath(new URL('../plugins', import.meta.url))
-  const host = await startKernel({
-    program: { settings: { ...defaultSettings, ...options.settings }, entries: [...given, ...entries] },
-    loader: withPlugins(createCodeLoader({ builtins, base }), made),
+  const running = await startKernel({
+    program: { settings: options.settings ?? {}, entries: [...given, ...entries] },
+    base: options.base,
     env: options.env ?? {},
     log: createJsonLogger({ level: 'debug', write: (line) => lines.push(JSON.parse(line) as LogLine) })
   })
-  const { kernel } = host
   const program: TestProgram = {
-    service: (name) => kernel.service(name) as never,
-    fibers: () => kernel.fibers(),
+    service: (name) => running.service(name),
+    fibers: () => running.fibers(),
     log: lines,
     async stop() {
-      await host.stop()
+      await running.stop()
       await rm(dataFolder, { recursive: true, force: true })
-      const left = kernel.fibers().map((fiber) => `${fiber.entry} (${fiber.pendingUndoLabels.join(', ')})`)
-      if (left.length > 0) throw new Error(`fibers left after stop: ${left.join('; ')}`)
-      if (kernel.resources.size > 0) throw new Error(`${kernel.resources.size} resources left after stop`)
+      const left = running.leftovers()
+      if (left.length > 0) throw new Error(`left after stop: ${left.join('; ')}`)
     }
   }
-  const idle = kernel.fibers().find((fiber) => fiber.state !== 'Active')
+  const idle = running.fibers().find((fiber) => fiber.state !== 'Active')
   if (idle === undefined) return program
-  const failure: unknown = kernel.fiber(idle.entry)?.error
+  const failure = running.failureOf(idle.entry)
   await program.stop()
   throw failure ?? new CodedError('TEST_NOT_STARTED', `entry '${idle.entry}' is ${idle.state}: ${idle.error}`)
 }
 
-/** A loader that knows plugins made in the test by their names. */
-function withPlugins(loader: CodeLoader, plugins: ReadonlyMap<string, Plugin>): CodeLoader {
-  return {
-    ...loader,
-    async load(label, options) {
-      const plugin = plugins.get(label)
-      return plugin === undefined ? loader.load(label, options) : { plugin, files: [] }
+export interface ToolCall {
+  /** Calls with the same one run once. */
+  readonly requestId?: string
+  /** `user:<id>`, `tenant:<id>`; anonymous when left out. */
+  readonly principal?: string
+  /** Such as `confirm:<tool>`. */
+  readonly permissions?: readonly string[]
+  readonly signal?: AbortSignal
+}
+
+export interface ToolOutcome {
+  readonly response: ExecutionResponse
+  /** What a listening caller was told before the answer, in order. */
+  readonly events: readonly ExecutionEvent[]
+  readonly replayed: boolean
+}
+
+export interface ToolBench {
+  /** Runs a tool as a caller would: policies, schemas, deadline, replay, over a real store. Never rejects. */
+  call(tool: string, input: unknown, call?: ToolCall): Promise<ToolOutcome>
+  readonly log: readonly LogLine[]
+  stop(): Promise<void>
+}
+
+/** Puts tools into a registry of their own, for a test. @throws what is wrong with one of them */
+export async function startTools(...tools: readonly Tool[]): Promise<ToolBench> {
+  const contributor = definePlugin({
+    name: 'tools-under-test',
+    inject: ['tools'],
+    apply(ctx) {
+      ctx.contribute('tools', ...tools)
     }
+  })
+  const program = await startProgram({ base: tmpdir(), entries: [{ plugin: 'tools' }, { plugin: contributor }] })
+  return {
+    async call(tool, input, { requestId, principal, permissions = [], signal } = {}) {
+      const events: ExecutionEvent[] = []
+      const { response, replayed } = await program.service('tools').execute({
+        tool,
+        arguments: input,
+        requestId,
+        caller: { principal, permissions: new Set(permissions) },
+        signal,
+        listener: (event) => events.push(event)
+      })
+      return { response, events, replayed }
+    },
+    log: program.log,
+    stop: () => program.stop()
+  }
+}
+
+/** Runs one tool once through the whole pipeline. */
+export async function runTool(tool: Tool, input: unknown, call?: ToolCall): Promise<ToolOutcome> {
+  const bench = await startTools(tool)
+  try {
+    return await bench.call(tool.name, input, call)
+  } finally {
+    await bench.stop()
   }
 }

@@ -47,9 +47,11 @@ export interface CodeLoaderOptions {
   readonly sources?: string
   /** Folder of the program file: paths and packages are looked up from there. */
   readonly base: string
+  /** URL of the module that `heartwood` stands for in a plugin; the kernel's own surface when left out. */
+  readonly surface?: string
 }
 
-export function createCodeLoader({ builtins, sources, base }: CodeLoaderOptions): CodeLoader {
+export function createCodeLoader({ builtins, sources, base, surface = kernelSurface }: CodeLoaderOptions): CodeLoader {
   const kernels = [kernelFolder, ...[builtins, sources].flatMap((folder) => folder ?? []).map(besides)]
   /** The newest bundle of each plugin, by its first file. */
   const bundles = new Map<string, Bundle>()
@@ -57,11 +59,11 @@ export function createCodeLoader({ builtins, sources, base }: CodeLoaderOptions)
   let labels: readonly string[] | undefined
 
   async function loadBundle(plugin: string, specifier: string): Promise<LoadedCode> {
-    const shared = new Map<string, unknown>([['heartwood', await import('./index.ts')]])
+    const shared = new Map<string, unknown>([['heartwood', await import(surface)]])
     const files = new Map<string, Stamp>()
     stamps.set(plugin, files)
     if (/^[./]/.test(specifier)) await look(files, resolve(base, specifier))
-    const plugins = [shareHost(kernels, shared), recordFiles(files)]
+    const plugins = [shareHost(kernels, surface, shared), recordFiles(files)]
     const bundle = await build({ plugin, specifier, folder: await realpath(base), plugins, files })
     const { file } = bundle
     bundles.set(file, bundle)
@@ -113,6 +115,7 @@ export function createCodeLoader({ builtins, sources, base }: CodeLoaderOptions)
 }
 
 const kernelFolder = dirname(fileURLToPath(import.meta.url))
+const kernelSurface = new URL(`./index${extname(import.meta.url)}`, import.meta.url).href
 
 function besides(folder: string): string {
   return resolve(folder, '..', 'kernel')
@@ -261,10 +264,10 @@ const hosted = 'host'
  * Keeps the kernel and every package out of the bundle. What is imported becomes a small module that takes its exports
  * from `shared`: a bundle is CommonJS, and `require` cannot load a package that is only an ES module.
  */
-function shareHost(kernels: readonly string[], shared: Map<string, unknown>): BundlerPlugin {
+function shareHost(kernels: readonly string[], surface: string, shared: Map<string, unknown>): BundlerPlugin {
   const extension = extname(import.meta.url)
   const kernelFile = (path: string, folder: string): string | undefined => {
-    if (path === 'heartwood') return join(kernelFolder, `index${extension}`)
+    if (path === 'heartwood') return fileURLToPath(surface)
     if (!/^[./]/.test(path)) return undefined
     const target = resolve(folder, path)
     const inside = kernels.map((root) => relative(root, target)).find((rest) => rest !== '' && !rest.startsWith('..'))

@@ -3,9 +3,12 @@ import type { Principal } from '../http/types.ts'
 import type { Caller } from '../tools/types.ts'
 
 /** A tenant is one caller whichever of its keys it uses, a user whichever of their tokens. */
-export function callerOf({ kind, id, permissions }: Principal): Caller {
-  const principal = kind === 'anonymous' ? undefined : `${kind}:${id}`
-  return permissions === undefined ? { principal } : { principal, permissions }
+export function callerOf({ kind, id, permissions, session }: Principal): Caller {
+  return {
+    principal: kind === 'anonymous' ? undefined : kind === 'host' ? id : `${kind}:${id}`,
+    ...(permissions === undefined ? {} : { permissions }),
+    ...(session === undefined ? {} : { session })
+  }
 }
 
 /** @throws CodedError `CARMY_UNAUTHORIZED` */

@@ -74,6 +74,10 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
     return networkOf(this.address)
   }
 
+  get trusted(): Principal | undefined {
+    return this.#exchange.trusted
+  }
+
   header(name: string): string | undefined {
     return this.#exchange.header(name)
   }

@@ -21,6 +21,20 @@ interface CheckResult {
 
 const names = { type: 'array', items: { type: 'string' } }
 
+/** What http answers itself where it is a part of another program, which has a health of its own. */
+export function embeddedRoutes(): readonly Route[] {
+  return [
+    {
+      method: 'GET',
+      path: '/health',
+      operationId: 'getHealth',
+      summary: 'Tell that the server answers',
+      replies: { 200: { type: 'object', properties: { ok: { const: true } } } },
+      handle: () => ({ headers: { 'cache-control': 'no-store' }, body: { ok: true } })
+    }
+  ]
+}
+
 /** What http answers itself, outside any guard. */
 export function ownRoutes(options: OwnRoutesOptions): readonly Route[] {
   const { checks, log, now, parts, server } = options

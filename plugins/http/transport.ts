@@ -1,4 +1,5 @@
 import { Head } from './heads.ts'
+import type { Principal } from './types.ts'
 
 /** Told of the end of an exchange that did not come within {@link Exchange.send}. */
 export interface ExchangeListener {
@@ -59,6 +60,8 @@ export abstract class Exchange {
   /** The connection is to end with this answer. */
   isLast = false
   listener: ExchangeListener | undefined
+  /** Who is calling, where a program hands over requests that it has looked at. */
+  trusted: Principal | undefined
 
   constructor(method: string, path: string, search: string, headers: readonly string[]) {
     this.method = method

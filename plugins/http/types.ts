@@ -2,13 +2,15 @@ import type { Awaitable, JsonSchema, Schema } from '../../kernel/index.ts'
 
 /** Who is calling, as a guard found out. Never taken from a body. */
 export interface Principal {
-  readonly kind: 'user' | 'tenant' | 'admin' | 'anonymous'
-  /** User id, tenant id, or `admin_secret`; empty for anonymous. */
+  readonly kind: 'user' | 'tenant' | 'admin' | 'anonymous' | 'host'
+  /** User id, tenant id, `admin_secret`, or what the program around this server calls it; empty for anonymous. */
   readonly id: string
   readonly email?: string
   readonly tenantId?: string
   /** Grants that only trusted configuration gives, such as `confirm:<tool>`. */
   readonly permissions?: ReadonlySet<string>
+  /** A conversation or connection with request ids of its own. */
+  readonly session?: string
 }
 
 /** What a guard may look at. */
@@ -23,6 +25,8 @@ export interface GuardRequest {
   header(name: string): string | undefined
   /** First decoded value of a query parameter. */
   queryValue(name: string): string | undefined
+  /** Whom the program around this server says it is, where it hands the request over by `fetch`. */
+  readonly trusted?: Principal | undefined
 }
 
 /** Lets a request in, contributed to `http.guards`. Routes name the guard they stand behind. */
@@ -136,6 +140,19 @@ export interface DispatchRequest {
   readonly signal?: AbortSignal
 }
 
+export interface FetchOptions {
+  /** Address of the client; unknown when left out. */
+  readonly address?: string
+  /** Who is calling, as the program that hands the request over has found out. Guards see it as `trusted`. */
+  readonly principal?: Principal
+}
+
+/** The part of an app of uWebSockets.js that {@link Http.mount} needs. */
+export interface MountTarget {
+  // biome-ignore lint/suspicious/noExplicitAny: those of a package that may not be there
+  any(pattern: string, handler: (response: any, request: any) => void): unknown
+}
+
 export interface DispatchReply {
   readonly status: number
   readonly headers: Headers
@@ -153,6 +170,17 @@ export interface DispatchReply {
 export interface Http {
   /** Rejects when the answer is cut off, or with the reason of the request's signal. */
   dispatch(request: DispatchRequest): Promise<DispatchReply>
+  /**
+   * The same for a Web `Request`, whose answer may be a stream. Rejects when the answer is cut off before it has begun,
+   * or with the reason of the request's signal.
+   */
+  fetch(request: globalThis.Request, options?: FetchOptions): Promise<Response>
+  /**
+   * Answers on paths of somebody else's app of uWebSockets.js, through every swap of this plugin. An app cannot take a
+   * route back: once this server has stopped, it answers 503 there.
+   * @param patterns of uWebSockets.js: `/agent/*`
+   */
+  mount(app: MountTarget, patterns: readonly string[]): void
   /** Where it listens; `undefined` with `listen = false`. */
   readonly address: { readonly host: string; readonly port: number; readonly transport: 'uws' | 'node' } | undefined
 }

@@ -10,6 +10,7 @@ import {
   type ServerLimits,
   type Sink
 } from './transport.ts'
+import type { MountTarget } from './types.ts'
 
 /** The part of uWebSockets.js used here, so that the project compiles where the package is missing. */
 interface UwsRequest {
@@ -75,32 +76,12 @@ export async function loadUws(): Promise<LoadedUws> {
 
 /** @returns undefined when it cannot listen there; the library does not say why */
 export function listenUws({ module: uws, isOlderBuild }: LoadedUws, host: string, port: number): Server | undefined {
-  const state: State = {
-    toPiece: isOlderBuild ? (body) => body : toUtf8,
-    handler: notReady,
-    limits: { maxConnections: Number.POSITIVE_INFINITY, stallTimeoutMs: 0 },
-    isDraining: false,
-    corked: undefined
-  }
+  const state = initialState(isOlderBuild)
   let connections = 0
   let token: object | false = false
   const app = uws
     .App()
-    .any('/*', (response, request) => {
-      let exchange: UwsExchange | undefined
-      // First of all: an exchange that ends without this handler takes the whole process with it.
-      response.onAborted(() => exchange?.leave())
-      try {
-        exchange = new UwsExchange(state, response, request)
-        take(state, exchange)
-      } catch (error) {
-        // Handlers do not throw. Should one, its client would wait for ever.
-        if (exchange?.isOver !== true) response.close()
-        throw error
-      } finally {
-        state.corked = undefined
-      }
-    })
+    .any('/*', (response, request) => receive(state, response, request))
     .filter((response, change) => {
       connections += change
       if (change > 0 && connections > state.limits.maxConnections) response.close()
@@ -130,6 +111,46 @@ export function listenUws({ module: uws, isOlderBuild }: LoadedUws, host: string
       await new Promise((resolve) => setImmediate(resolve))
       app.close()
     }
+  }
+}
+
+/** Answers on paths of an app that is somebody else's. */
+export function mountUws(app: MountTarget, patterns: readonly string[]): Pick<Server, 'use'> {
+  const state = initialState(!('getDescriptor' in app))
+  for (const pattern of patterns) {
+    app.any(pattern, (response: UwsResponse, request: UwsRequest) => receive(state, response, request))
+  }
+  return {
+    use(handler, limits) {
+      state.handler = handler
+      state.limits = limits
+    }
+  }
+}
+
+function initialState(isOlderBuild: boolean): State {
+  return {
+    toPiece: isOlderBuild ? (body) => body : toUtf8,
+    handler: notReady,
+    limits: { maxConnections: Number.POSITIVE_INFINITY, stallTimeoutMs: 0 },
+    isDraining: false,
+    corked: undefined
+  }
+}
+
+function receive(state: State, response: UwsResponse, request: UwsRequest): void {
+  let exchange: UwsExchange | undefined
+  // First of all: an exchange that ends without this handler takes the whole process with it.
+  response.onAborted(() => exchange?.leave())
+  try {
+    exchange = new UwsExchange(state, response, request)
+    take(state, exchange)
+  } catch (error) {
+    // Handlers do not throw. Should one, its client would wait for ever.
+    if (exchange?.isOver !== true) response.close()
+    throw error
+  } finally {
+    state.corked = undefined
   }
 }
 
