@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import fc from 'fast-check'
 import t, { type Test } from 'tap'
+import { CrashLoad, type Victim } from '../../bench/crash-load.ts'
 import { call, run, type Server, serve } from './server.ts'
 
 const shipped = readFileSync(new URL('../../../program.toml', import.meta.url), 'utf8')
@@ -21,86 +22,31 @@ const register = (server: Server, email: string) =>
 const refresh = (server: Server, token: string) =>
   call(server, 'POST', '/api/auth/refresh', { body: { refresh_token: token } })
 
-/** An account as its owner knows it. */
-interface Known {
-  readonly email: string
-  /** The refresh token that was given last. */
-  token: string
-  /** A refresh was under way when the server was killed: whether that token still works, nobody knows. */
-  isUncertain: boolean
-}
-
 const seed = Number(process.env['FC_SEED'] ?? Date.now() % 2 ** 31)
+/** `bench/crash.ts` is the long form. */
 const kills = Number(process.env['KILLS'] ?? 5)
 
-t.test(`no account and no session that was acknowledged is lost to ${kills} kills`, async (t) => {
+t.test(`nothing that was acknowledged is lost to ${kills} kills, and nothing is counted twice`, async (t) => {
   t.comment(`FC_SEED=${seed}`)
   const rounds = fc.sample(fc.integer({ min: 5, max: 60 }), { seed, numRuns: kills })
-  const cwd = folder(t)
-  const accounts: Known[] = []
-  let made = 0
-  for (const [round, requests] of [...rounds, 0].entries()) {
-    const server = await serve(t, { cwd })
-
-    const lost: string[] = []
-    for (const account of accounts) {
-      const again = await register(server, account.email)
-      if (again.status !== 400 || again.json.error !== 'User already exists') lost.push(`account ${account.email}`)
-      const answer = await refresh(server, account.token)
-      if (answer.status === 200) account.token = answer.json.refresh_token
-      else if (!account.isUncertain || answer.status !== 401) lost.push(`session of ${account.email}`)
-      // Whoever lost a session to the kill logs in again.
-      if (answer.status !== 200) {
-        const login = await call(server, 'POST', '/api/auth/login', { body: { email: account.email, password } })
-        if (login.status === 200) account.token = login.json.refresh_token
-        else lost.push(`password of ${account.email}`)
-      }
-      account.isUncertain = false
-    }
-    t.strictSame(lost, [], `after ${round} kills ${accounts.length} accounts are whole`)
-
-    let acknowledged = 0
-    const isEnough = () => acknowledged >= requests
-    const registering = async () => {
-      while (!isEnough()) {
-        const email = `p${made++}@example.org`
-        const answer = await register(server, email).catch(() => undefined)
-        if (answer === undefined) return
-        if (answer.status !== 200) throw new Error(`register answered ${answer.status}: ${answer.text}`)
-        accounts.push({ email, token: answer.json.refresh_token, isUncertain: false })
-        acknowledged += 1
-      }
-    }
-    const refreshing = async (lane: number, lanes: number) => {
-      for (let at = lane; !isEnough(); at += lanes) {
-        const account = accounts[at % Math.max(1, accounts.length)]
-        // Only its own: two at once on one token would be a race.
-        if (account === undefined || accounts.indexOf(account) % lanes !== lane) {
-          await new Promise((resolve) => setImmediate(resolve))
-          continue
-        }
-        account.isUncertain = true
-        const answer = await refresh(server, account.token).catch(() => undefined)
-        if (answer === undefined) return
-        if (answer.status !== 200) throw new Error(`refresh answered ${answer.status}: ${answer.text}`)
-        account.token = answer.json.refresh_token
-        account.isUncertain = false
-        acknowledged += 1
-      }
-    }
-    const killing = async () => {
-      while (!isEnough()) await new Promise((resolve) => setImmediate(resolve))
+  const options = { cwd: folder(t), env: { ADMIN_API_KEY: adminKey } }
+  const load = new CrashLoad(adminKey, Math.random)
+  const start = async (): Promise<Victim> => {
+    const server = await serve(t, options)
+    const kill = async () => {
       server.child.kill('SIGKILL')
       await server.ended
     }
-    const lanes = 4
-    await Promise.all([
-      ...Array.from({ length: lanes }, registering),
-      ...Array.from({ length: lanes }, (_, lane) => refreshing(lane, lanes)),
-      killing()
-    ])
+    return { url: server.url, kill }
   }
-  t.ok(accounts.length > 0)
+  let server = await start()
+  for (const requests of rounds) {
+    await load.runAndKill(server, requests)
+    server = await start()
+    t.strictSame(await load.check(server), [], JSON.stringify(load.acknowledged))
+  }
+  t.strictSame(await load.check(server, true), [], 'all of it')
+  for (const [what, count] of Object.entries(load.acknowledged)) t.ok(count > 0, `${count} ${what}`)
 })
 
 t.test('a backup taken under load and restored is the same server', async (t) => {
