@@ -3,12 +3,14 @@ import { Aborts } from './aborts.ts'
 import { Call } from './call.ts'
 import type { TrustedProxies } from './client-address.ts'
 import type { Cors } from './cors.ts'
+import { FetchExchange } from './fetch.ts'
 import { Heads } from './heads.ts'
 import { LocalExchange } from './local.ts'
 import type { RateLimits } from './rate-limits.ts'
-import { type RouteChecks, RouteTable } from './router.ts'
+import type { CompiledRoutes } from './route-checks.ts'
+import { RouteTable } from './router.ts'
 import type { Exchange, Handler } from './transport.ts'
-import type { DispatchReply, DispatchRequest, Guard, Route } from './types.ts'
+import type { DispatchReply, DispatchRequest, FetchOptions, Guard, Route } from './types.ts'
 
 export interface DispatcherOptions {
   readonly log: Logger
@@ -20,7 +22,7 @@ export interface DispatcherOptions {
   /** Makes the `x-request-id` of a request that brings none. */
   readonly nextId: () => string
   /** Checks of routes that were compiled before. */
-  readonly compiled: WeakMap<Route, RouteChecks>
+  readonly compiled: CompiledRoutes
   readonly proxies: TrustedProxies
   /** Left out when nothing is limited. */
   readonly rateLimits: RateLimits | undefined
@@ -61,6 +63,12 @@ export class Dispatcher implements Handler {
     const exchange = new LocalExchange(request)
     this.handle(exchange)
     return exchange.reply
+  }
+
+  fetch(request: Request, options: FetchOptions): Promise<Response> {
+    const exchange = new FetchExchange(request, options)
+    this.handle(exchange)
+    return exchange.response
   }
 }
 

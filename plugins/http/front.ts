@@ -1,14 +1,12 @@
 import { closedDoor, type Dispatcher } from './dispatcher.ts'
-import type { RouteChecks } from './router.ts'
 import type { Server, ServerLimits } from './transport.ts'
-import type { Route } from './types.ts'
 
 /** What all generations of the plugin share: the sockets, and who answers on them now. */
 export class Front {
-  /** Checks of routes, so that a change of one plugin does not compile the schemas of all. */
-  readonly compiled = new WeakMap<Route, RouteChecks>()
   readonly #prefix: string
   readonly #servers = new Set<Server>()
+  /** Places in somebody else's server: they stay for as long as that does. */
+  readonly #mounts = new Set<Pick<Server, 'use'>>()
   #dispatcher: Dispatcher | undefined
   #requests = 0
 
@@ -26,6 +24,7 @@ export class Front {
   point(dispatcher: Dispatcher, server: Server | undefined, limits: ServerLimits): void {
     this.#dispatcher = dispatcher
     if (server !== undefined) this.#servers.add(server)
+    for (const mount of this.#mounts) mount.use(dispatcher, limits)
     for (const each of this.#servers) {
       each.use(dispatcher, limits)
       if (each !== server) each.drain()
@@ -35,10 +34,16 @@ export class Front {
   /** Nobody new gets in, unless `dispatcher` has been replaced already. */
   stop(dispatcher: Dispatcher, limits: ServerLimits): void {
     if (this.#dispatcher !== dispatcher) return
+    for (const mount of this.#mounts) mount.use(closedDoor(dispatcher), limits)
     for (const each of this.#servers) {
       each.use(closedDoor(dispatcher), limits)
       each.drain()
     }
+  }
+
+  mount(mount: Pick<Server, 'use'>, limits: ServerLimits): void {
+    this.#mounts.add(mount)
+    if (this.#dispatcher !== undefined) mount.use(this.#dispatcher, limits)
   }
 
   async close(server: Server): Promise<void> {

@@ -5,15 +5,18 @@ import { Cors } from './cors.ts'
 import { Dispatcher, guardsOf } from './dispatcher.ts'
 import { Front } from './front.ts'
 import { openServer, type TransportChoice } from './listen.ts'
-import { ownRoutes } from './own-routes.ts'
+import { embeddedRoutes, ownRoutes } from './own-routes.ts'
 import { createRateState, type RateLimitConfig, RateLimits } from './rate-limits.ts'
+import { CompiledRoutes } from './route-checks.ts'
 import type { HealthCheck, Http, InfoPart } from './types.ts'
+import { mountUws } from './uws.ts'
 
 export interface Config {
   readonly host: string
   readonly port: number
   readonly transport: TransportChoice
   readonly listen: boolean
+  readonly embedded: boolean
   readonly cors_origins: readonly string[]
   readonly max_body_bytes: number
   readonly max_connections: number
@@ -39,6 +42,11 @@ const config = schemaOf<Config>({
       type: 'boolean',
       default: true,
       description: 'Without a socket, requests come from within the process only'
+    },
+    embedded: {
+      type: 'boolean',
+      default: false,
+      description: 'Part of another program: GET /health answers {"ok":true}, and nothing tells what is configured'
     },
     cors_origins: {
       type: 'array',
@@ -112,6 +120,12 @@ export default definePlugin({
     const proxies = new TrustedProxies(config.rate_limit.trusted_proxies)
     // The number stands for the shape of the state: code that keeps another one starts with its own.
     const rates = await ctx.resource('rates', 1, createRateState, () => {})
+    const compiled = await ctx.resource(
+      'compiled',
+      1,
+      () => new CompiledRoutes(),
+      () => {}
+    )
     const limits = { maxConnections: config.max_connections, stallTimeoutMs: config.stall_timeout_ms }
     const front = await ctx.resource(
       'front',
@@ -138,7 +152,7 @@ export default definePlugin({
       isReady: () => ctx.services.kernel?.isReady() ?? true,
       hold: () => ctx.lease(),
       nextId: front.nextId,
-      compiled: front.compiled,
+      compiled,
       proxies,
       rateLimits: RateLimits.create(config.rate_limit, rates, () => performance.now()),
       maxBodyBytes: config.max_body_bytes,
@@ -149,17 +163,19 @@ export default definePlugin({
 
     let checks: readonly Contribution<HealthCheck>[] = []
     let parts: readonly Contribution<InfoPart>[] = []
-    const own = ownRoutes({
-      checks: () => checks,
-      parts: () => parts,
-      server: () => ({
-        host: address?.host ?? host,
-        port: address?.port ?? port,
-        log_level: ctx.log.level
-      }),
-      log: ctx.log,
-      now: Date.now
-    })
+    const own = config.embedded
+      ? embeddedRoutes()
+      : ownRoutes({
+          checks: () => checks,
+          parts: () => parts,
+          server: () => ({
+            host: address?.host ?? host,
+            port: address?.port ?? port,
+            log_level: ctx.log.level
+          }),
+          log: ctx.log,
+          now: Date.now
+        })
     ctx.collect('http.checks', { update: (now) => (checks = now) })
     ctx.collect('http.info', { update: (now) => (parts = now) })
     ctx.collect('http.guards', {
@@ -189,6 +205,8 @@ export default definePlugin({
 
     const http: Http = {
       dispatch: (request) => dispatcher.dispatch(request),
+      fetch: (request, options = {}) => dispatcher.fetch(request, options),
+      mount: (app, patterns) => front.mount(mountUws(app, patterns), limits),
       get address() {
         return address
       }

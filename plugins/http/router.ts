@@ -1,4 +1,5 @@
-import { type Check, CodedError, type Contribution, compileSchema } from '../../kernel/index.ts'
+import { CodedError, type Contribution } from '../../kernel/index.ts'
+import type { CompiledRoutes, RouteChecks } from './route-checks.ts'
 import type { Route } from './types.ts'
 
 /** A route with all that can be prepared once. */
@@ -9,12 +10,6 @@ export interface Endpoint {
   readonly readsBody: boolean
   /** Lies under `/api`, where an answer is not kept by anybody unless it says so. */
   readonly isApi: boolean
-}
-
-export interface RouteChecks {
-  readonly params: Check | undefined
-  readonly query: Check | undefined
-  readonly body: Check | undefined
 }
 
 /** All that one path template offers. */
@@ -60,7 +55,7 @@ export class RouteTable {
    * @param compiled keeps the checks of routes that were there before
    * @throws CodedError `HTTP_ROUTE_INVALID` or `HTTP_ROUTE_CONFLICT`, naming the entries
    */
-  constructor(routes: readonly Contribution<Route>[], compiled: WeakMap<Route, RouteChecks>) {
+  constructor(routes: readonly Contribution<Route>[], compiled: CompiledRoutes) {
     for (const draft of draftsOf(routes, compiled).values()) {
       const { template, names, endpoints } = draft
       const resource = { template, endpoints, allow: [...endpoints.keys(), 'OPTIONS'].join(', ') }
@@ -131,10 +126,7 @@ function decode(segment: string): string | undefined {
 }
 
 /** Routes by the shape of their path, so that templates that differ only in the names of parameters meet. */
-function draftsOf(
-  routes: readonly Contribution<Route>[],
-  compiled: WeakMap<Route, RouteChecks>
-): ReadonlyMap<string, Draft> {
+function draftsOf(routes: readonly Contribution<Route>[], compiled: CompiledRoutes): ReadonlyMap<string, Draft> {
   const drafts = new Map<string, Draft>()
   for (const contribution of routes) {
     const route = contribution.item
@@ -170,24 +162,14 @@ function draftsOf(
   return drafts
 }
 
-function checksOf(contribution: Contribution<Route>, compiled: WeakMap<Route, RouteChecks>): RouteChecks {
-  const { params, query, body } = contribution.item
-  let checks = compiled.get(contribution.item)
-  if (checks === undefined) {
-    try {
-      checks = {
-        params: params && compileSchema(params),
-        query: query && compileSchema(query, 'query'),
-        body: body && compileSchema(body)
-      }
-    } catch (cause) {
-      throw new CodedError('HTTP_ROUTE_INVALID', `${describe(contribution)} has a schema that does not compile`, {
-        cause
-      })
-    }
-    compiled.set(contribution.item, checks)
+function checksOf(contribution: Contribution<Route>, compiled: CompiledRoutes): RouteChecks {
+  try {
+    return compiled.of(contribution.item)
+  } catch (cause) {
+    throw new CodedError('HTTP_ROUTE_INVALID', `${describe(contribution)} has a schema that does not compile`, {
+      cause
+    })
   }
-  return checks
 }
 
 function parameterNames(contribution: Contribution<Route>): readonly string[] {

@@ -2,6 +2,7 @@ import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { CodedError, definePlugin, type KernelControl, type Plugin, schemaOf } from '../../kernel/index.ts'
+import { CompiledRoutes } from '../../plugins/http/route-checks.ts'
 import type { DispatchRequest, Guard, Reply, Request, Route, StreamEvent } from '../../plugins/http/types.ts'
 import { version } from '../../plugins/http/version.ts'
 import { type House, startHouse } from '../harness.ts'
@@ -247,6 +248,36 @@ t.test('routes come with their plugin and leave with it', async (t) => {
   t.match(await ask('GET', '/api/extra/1'), { status: 200 })
   await kernel.retire('extra')
   t.match(await ask('GET', '/api/extra/1'), { status: 404 })
+})
+
+t.test('a schema is compiled once, however often its route is brought anew', (t) => {
+  const compiled = new CompiledRoutes()
+  const schema = () => ({ type: 'object', properties: { count: { type: 'integer' } } })
+  const route = (more: Partial<Route> = {}): Route => ({
+    method: 'POST',
+    path: '/things',
+    operationId: 'addThing',
+    summary: 'Add a thing',
+    query: schema(),
+    body: schema(),
+    replies: { 200: {} },
+    handle: () => ({ status: 204 }),
+    ...more
+  })
+  const first = compiled.of(route())
+  const second = compiled.of(route())
+  t.equal(second.body, first.body)
+  t.equal(second.query, first.query)
+  t.not(first.query, first.body, 'a query is checked in another way')
+  t.strictSame(first.query?.({ count: '7' }), [])
+  t.not(first.body?.({ count: '7' }).length, 0)
+
+  const other = compiled.of(route({ body: { ...schema(), required: ['count'] } }))
+  t.not(other.body, first.body)
+  t.match(other.body?.({}), [{ message: 'missing count' }])
+  t.strictSame(first.body?.({}), [])
+  t.throws(() => compiled.of(route({ body: { type: 'thing' } })))
+  t.end()
 })
 
 t.test('a guard says who is calling, at hand or later, and the body waits for it', async (t) => {
