@@ -27,7 +27,10 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
   let tasks: ReadonlyMap<string, Contribution<WorkerTask>> = new Map()
   let config: Config = { pools: {} }
 
-  const settingsOf = (name: string): PoolSettings => ({ ...defaults, ...config.pools[name] })
+  const settingsOf = (name: string): PoolSettings => {
+    const wished = [...tasks.values()].find(({ item }) => item.pool === name)?.item.poolDefaults?.idleTimeoutMs
+    return { ...defaults, ...(wished === undefined ? {} : { idle_timeout_ms: wished }), ...config.pools[name] }
+  }
 
   function poolOf(name: string): Pool {
     let pool = pools.get(name)

