@@ -38,7 +38,15 @@ export default definePlugin({
       newExecutionId: () => `exec_${randomUUID()}`
     })
     ctx.provide('tools', tools)
-    ctx.collect('tools', collector)
+    ctx.collect('tools', {
+      ...collector,
+      update(now) {
+        const { revision } = tools
+        collector.update(now)
+        // Within the commit not everything is in its place yet.
+        if (tools.revision !== revision) queueMicrotask(() => ctx.events.emit('tools/changed'))
+      }
+    })
     ctx.contribute('http.info', { name: 'tools', values: () => tools.list().map((tool) => tool.name) })
   }
 })

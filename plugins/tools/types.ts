@@ -202,4 +202,8 @@ declare module '../../kernel/index.ts' {
   interface Contributions {
     tools: Tool
   }
+  interface Events {
+    /** The catalog has changed, and with it the revision; told after the commit that did it. */
+    'tools/changed': []
+  }
 }
