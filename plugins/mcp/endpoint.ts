@@ -1,0 +1,222 @@
+import type { AuthInfo, ServerContext } from '@modelcontextprotocol/server'
+import { CodedError } from '../../kernel/index.ts'
+import type { Principal, Request as HttpRequest } from '../http/types.ts'
+import type { Caller } from '../tools/types.ts'
+import type { Face, Origin } from './face.ts'
+import type { Sdk } from './sdk.ts'
+import { canElicit, createServer } from './server.ts'
+import { type Session, type SharedState, tellCatalog } from './state.ts'
+
+/** Headers that the protocol reads. */
+const headerNames = [
+  'accept',
+  'content-type',
+  'last-event-id',
+  'mcp-method',
+  'mcp-name',
+  'mcp-protocol-version',
+  'mcp-session-id'
+]
+
+export interface EndpointOptions {
+  readonly state: SharedState
+  readonly load: () => Promise<Sdk>
+  readonly maxSessions: number
+  readonly sessionIdleTimeoutMs: number
+  /** Milliseconds of a clock that only goes forward. */
+  readonly monotonicMs: () => number
+  readonly newSessionId: () => string
+  /** Told of what went wrong out of band; never decides anything. */
+  readonly onError: (error: Error) => void
+}
+
+export interface Endpoint {
+  readonly post: (request: HttpRequest) => Promise<Response>
+  /** Opens the stream on which a session is told what it did not ask for. */
+  readonly get: (request: HttpRequest) => Promise<Response>
+  /** Ends a session. */
+  readonly delete: (request: HttpRequest) => Promise<Response>
+  /** Ends the sessions that nobody has used for too long. */
+  readonly sweep: () => void
+}
+
+/**
+ * The protocol over HTTP, in both of its forms: revision 2026-07-28, where each request stands for itself, and the
+ * sessions of those before it.
+ *
+ * Codes: `MCP_SESSION_MISSING`, `MCP_SESSION_UNKNOWN`, `MCP_SESSIONS_FULL`.
+ */
+export function createEndpoint(options: EndpointOptions): Endpoint {
+  const { state, load, monotonicMs, onError } = options
+  const { sessions } = state
+  // Asked for each call: the generation that answers may be newer than the one in which a connection began.
+  const face = (): Face => state.face as Face
+
+  function modernOf(sdk: Sdk) {
+    state.modern ??= sdk.createMcpHandler(
+      () => {
+        const server = createServer(sdk, face, (context) => ({
+          ...originOf(context),
+          canElicit: canElicit(server),
+          endsWithClient: true
+        }))
+        return server
+      },
+      { legacy: 'reject', onerror: onError }
+    )
+    return state.modern
+  }
+
+  async function begin(sdk: Sdk, request: HttpRequest): Promise<Session> {
+    sweep()
+    if (sessions.size >= options.maxSessions) await makeRoom()
+    const server = createServer(sdk, face, (context) => {
+      session.calls += 1
+      const done = () => {
+        session.calls -= 1
+        session.lastUsedMs = monotonicMs()
+      }
+      return { ...originOf(context), canElicit: canElicit(server), endsWithClient: false, done }
+    })
+    const transport = new sdk.WebStandardStreamableHTTPServerTransport({
+      sessionIdGenerator: options.newSessionId,
+      onsessioninitialized: (id) => {
+        sessions.set(id, session)
+      }
+    })
+    const session: Session = {
+      server,
+      transport,
+      principal: callerOf(request.principal).principal,
+      told: face().revision,
+      isListening: false,
+      calls: 0,
+      lastUsedMs: monotonicMs()
+    }
+    server.onerror = onError
+    server.onclose = () => {
+      if (transport.sessionId !== undefined) sessions.delete(transport.sessionId)
+    }
+    await server.connect(transport)
+    return session
+  }
+
+  /** @throws CodedError `MCP_SESSION_MISSING`, `MCP_SESSION_UNKNOWN` */
+  function find(request: HttpRequest): Session {
+    const id = request.header('mcp-session-id')
+    if (id === undefined) {
+      throw new CodedError('MCP_SESSION_MISSING', 'the header Mcp-Session-Id is missing, and this is no initialize')
+    }
+    const session = sessions.get(id)
+    // Somebody else's is none.
+    if (session === undefined || session.principal !== callerOf(request.principal).principal) {
+      throw new CodedError('MCP_SESSION_UNKNOWN', 'there is no such session of yours: initialize a new one')
+    }
+    session.lastUsedMs = monotonicMs()
+    return session
+  }
+
+  function isIdle({ calls, isListening }: Session): boolean {
+    return calls === 0 && !isListening
+  }
+
+  function sweep(): void {
+    const before = monotonicMs() - options.sessionIdleTimeoutMs
+    for (const session of sessions.values()) {
+      if (isIdle(session) && session.lastUsedMs <= before) void session.server.close()
+    }
+  }
+
+  /** Ends the session that has been idle for longest; one of an anonymous client first, since anybody can have those. */
+  async function makeRoom(): Promise<void> {
+    const idle = [...sessions.values()].filter(isIdle)
+    const rank = (session: Session) => (session.principal === undefined ? 0 : 1)
+    const [first] = idle.sort((a, b) => rank(a) - rank(b) || a.lastUsedMs - b.lastUsedMs)
+    if (first === undefined) {
+      const message = `all ${options.maxSessions} sessions are in use`
+      throw new CodedError('MCP_SESSIONS_FULL', message, { detail: { retryAfterSeconds: 10 } })
+    }
+    await first.server.close()
+  }
+
+  return {
+    async post(request) {
+      const sdk = (state.sdk ??= await load())
+      const { body } = request
+      const authInfo = authInfoOf(request)
+      const web = toWebRequest(request)
+      if (!(await sdk.isLegacyRequest(web, body))) {
+        return modernOf(sdk).fetch(toWebRequest(request, request.signal), { parsedBody: body, authInfo })
+      }
+      if (request.header('mcp-session-id') !== undefined || !sdk.isInitializeRequest(body)) {
+        return find(request).transport.handleRequest(web, { parsedBody: body, authInfo })
+      }
+      const session = await begin(sdk, request)
+      const response = await session.transport.handleRequest(web, { parsedBody: body, authInfo })
+      if (session.transport.sessionId === undefined) await session.server.close()
+      return response
+    },
+
+    async get(request) {
+      const session = find(request)
+      const response = await session.transport.handleRequest(toWebRequest(request))
+      const { body } = response
+      if (!response.ok || body === null) return response
+      session.isListening = true
+      // What happened while it did not listen.
+      tellCatalog(session, face().revision)
+      request.signal.addEventListener('abort', () => session.transport.closeStandaloneSSEStream(), { once: true })
+      const watched = watch(body, () => {
+        session.isListening = false
+        session.lastUsedMs = monotonicMs()
+      })
+      return new Response(watched, { status: response.status, headers: response.headers })
+    },
+
+    delete: async (request) => find(request).transport.handleRequest(toWebRequest(request)),
+    sweep
+  }
+}
+
+/** A tenant is one caller whichever of its keys it uses, a user whichever of their tokens. */
+function callerOf({ kind, id, permissions }: Principal): Caller {
+  const principal = kind === 'anonymous' ? undefined : `${kind}:${id}`
+  return permissions === undefined ? { principal } : { principal, permissions }
+}
+
+/** The way the SDK has for what is known of a request to come to its handler. */
+function authInfoOf(request: HttpRequest): AuthInfo {
+  return { token: '', clientId: request.principal.id, scopes: [], extra: { request } }
+}
+
+function originOf({ http }: ServerContext): Pick<Origin, 'caller' | 'ended'> {
+  const request = http?.authInfo?.extra?.['request'] as HttpRequest
+  return { caller: callerOf(request.principal), ended: () => request.signal }
+}
+
+function toWebRequest(request: HttpRequest, signal?: AbortSignal): Request {
+  const headers: [string, string][] = []
+  for (const name of headerNames) {
+    const value = request.header(name)
+    if (value !== undefined) headers.push([name, value])
+  }
+  const init = signal === undefined ? { method: request.method, headers } : { method: request.method, headers, signal }
+  return new Request(`http://localhost${request.path}`, init)
+}
+
+/** The same stream, whose end is told: that it was read to, or that its reader left. */
+function watch(stream: ReadableStream<Uint8Array>, onEnd: () => void): ReadableStream<Uint8Array> {
+  const reader = stream.getReader()
+  return new ReadableStream({
+    async pull(controller) {
+      const step = await reader.read()
+      if (!step.done) return controller.enqueue(step.value)
+      onEnd()
+      controller.close()
+    },
+    async cancel(reason) {
+      onEnd()
+      await reader.cancel(reason)
+    }
+  })
+}
