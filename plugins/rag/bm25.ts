@@ -45,10 +45,18 @@ export interface TextIndex {
   /** Takes away all. */
   drop(tx: Transaction, index: string): Promise<void>
   size(index: string, reader?: Reader): Promise<IndexSize>
-  /** The chunks that fit best, by BM25. An index that is not there has none. */
-  search(index: string, query: string, limit: number): Promise<Found>
+  /**
+   * The chunks that fit best, by BM25. An index that is not there has none.
+   * @param accept leaves out the chunks that it refuses, by their ordinals; scores are those of a search without it
+   */
+  search(index: string, query: string, limit: number, accept?: Accept): Promise<Found>
   /** As {@link search}, for a query that `plan` makes of what the index knows. */
-  find(index: string, plan: (view: IndexView) => Promise<readonly QueryGroup[]>, limit: number): Promise<Found>
+  find(
+    index: string,
+    plan: (view: IndexView) => Promise<readonly QueryGroup[]>,
+    limit: number,
+    accept?: Accept
+  ): Promise<Found>
   /**
    * Merges segments until there are few, and frees what they took. Call it after an `add` or `remove` has committed,
    * and wait for it before stopping; one at a time works on an index. Searches and changes go on meanwhile.
@@ -57,6 +65,8 @@ export interface TextIndex {
   /** Frees what a process that was killed left behind. At start, before anything is staged. */
   sweep(): Promise<void>
 }
+
+export type Accept = (ordinal: number) => boolean
 
 export interface IndexSize {
   readonly chunks: number
@@ -112,6 +122,19 @@ export interface TextIndexOptions {
   readonly b?: number
   /** Monotonic milliseconds. */
   readonly clock?: () => number
+  /** Its own when left out. */
+  readonly work?: IndexWork
+}
+
+/** What is being done to the indexes of a store. All who change them share it: one would free what another writes. */
+export interface IndexWork {
+  /** Segments that are being written, by key. */
+  readonly staging: Set<string>
+  readonly maintained: Map<string, Promise<void>>
+}
+
+export function createIndexWork(): IndexWork {
+  return { staging: new Set(), maintained: new Map() }
 }
 
 interface Head {
@@ -175,9 +198,7 @@ const nothing: Postings = { chunks: new Uint32Array(0), counts: new Uint32Array(
 export function createTextIndex(store: Store, options: TextIndexOptions): TextIndex {
   const { analyser, k1 = 1.2, b = 0.75, clock = () => performance.now() } = options
   const cache = createCache<OpenSegment | TermBlock | WordBlock | Postings | Uint8Array>(options.cacheBytes)
-  /** Segments that this process is writing, by key. */
-  const staging = new Set<string>()
-  const maintained = new Map<string, Promise<void>>()
+  const { staging, maintained } = options.work ?? createIndexWork()
   let spare = new Float64Array(0)
 
   const readHead = async (reader: Reader, index: string): Promise<Head> =>
@@ -281,7 +302,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     }
   }
 
-  const find: TextIndex['find'] = (index, plan, limit) =>
+  const find: TextIndex['find'] = (index, plan, limit, accept) =>
     whileThere(index, async (head) => {
       const chunks = liveChunks(head)
       if (chunks === 0) return { hits: [], total: 0 }
@@ -340,12 +361,16 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
           }
           await breathe()
         }
-        const hits = bestOf(touched, scores, limit).map((slot): Hit => {
+        const ordinalOf = (slot: number): number => {
           const segment = segments[lastAtOrBelow(segments, slot)]!
+          return segment.ordinals[slot - segment.base]!
+        }
+        const accepted = accept === undefined ? touched : touched.filter((slot) => accept(ordinalOf(slot)))
+        const hits = bestOf(accepted, scores, limit).map((slot): Hit => {
           const raw = scores[slot]!
-          return { ordinal: segment.ordinals[slot - segment.base]!, raw, score: toScore(raw, best) }
+          return { ordinal: ordinalOf(slot), raw, score: toScore(raw, best) }
         })
-        return { hits, total: touched.length }
+        return { hits, total: accepted.length }
       } finally {
         for (const slot of touched) scores[slot] = 0
         spare = scores
@@ -563,7 +588,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
 
     find,
 
-    search: (index, query, limit) =>
+    search: (index, query, limit, accept) =>
       find(
         index,
         async (view) =>
@@ -571,7 +596,8 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
             weight,
             variants: terms.map((term) => ({ term, weight: 1 }))
           })),
-        limit
+        limit,
+        accept
       ),
 
     maintain(index) {

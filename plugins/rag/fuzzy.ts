@@ -1,4 +1,4 @@
-import type { Found, IndexView, QueryGroup, TextIndex } from './bm25.ts'
+import type { Accept, Found, IndexView, QueryGroup, TextIndex } from './bm25.ts'
 import { maxQueryWords, mostVariants } from './bm25.ts'
 import { tailOf, termAt, type WordBlock, wordAt } from './segment.ts'
 import type { Analyser, QueryWord } from './text.ts'
@@ -41,7 +41,8 @@ export async function searchFuzzy(
   analyser: Analyser,
   index: string,
   query: string,
-  limit: number
+  limit: number,
+  accept?: Accept
 ): Promise<FuzzyFound> {
   let corrections: Correction[] = []
   const plan = async (view: IndexView): Promise<readonly QueryGroup[]> => {
@@ -59,7 +60,7 @@ export async function searchFuzzy(
       return groupOf(word, ranked)
     })
   }
-  const found = await text.find(index, plan, limit)
+  const found = await text.find(index, plan, limit, accept)
   return { ...found, corrections }
 }
 

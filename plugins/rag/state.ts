@@ -1,0 +1,40 @@
+import { createIndexWork, type IndexWork } from './bm25.ts'
+import type { Agreement } from './fusion.ts'
+import type { Progress } from './types.ts'
+
+/** What the generations of the plugin have in common: what one of them writes, another must not take away. */
+export interface RagState {
+  readonly index: IndexWork
+  /** Chunks that are being written, by collection id and first ordinal. */
+  readonly writing: Set<string>
+  /** Collections whose index is to be looked after, and whether again once that has ended. */
+  readonly tending: Map<string, { again: boolean; readonly spaces: Set<string> }>
+  readonly agreements: Map<string, CollectionAgreement>
+  /** Jobs that run in this process, by id, and how far they are. */
+  readonly jobs: Map<string, Progress>
+  /** What a process before this one left behind was taken away. */
+  swept: boolean
+}
+
+/** How often the strategies agreed about queries of a collection. */
+export interface CollectionAgreement {
+  /** What searches go by. */
+  known: Agreement
+  /** With the queries since then. */
+  seen: Agreement
+  /** Queries that counted lately: asked again, they tell nothing new. */
+  readonly queries: Set<string>
+  /** How many of them since what is known. */
+  news: number
+}
+
+export function createState(): RagState {
+  return {
+    index: createIndexWork(),
+    writing: new Set(),
+    tending: new Map(),
+    agreements: new Map(),
+    jobs: new Map(),
+    swept: false
+  }
+}
