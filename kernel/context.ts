@@ -45,6 +45,8 @@ export class PluginContext {
   readonly #generation: Generation
   readonly #services: object
   #log: Logger | undefined
+  /** The entry that {@link #log} names: it may be renamed. */
+  #logged = ''
   #timers: Set<NodeJS.Timeout> | undefined
 
   constructor(generation: Generation) {
@@ -69,7 +71,11 @@ export class PluginContext {
   }
 
   get log(): Logger {
-    this.#log ??= this.#generation.log.with({ entry: this.entry })
+    const { entry } = this
+    if (this.#log === undefined || this.#logged !== entry) {
+      this.#log = this.#generation.log.with({ entry })
+      this.#logged = entry
+    }
     return this.#log
   }
 

@@ -28,6 +28,9 @@ export class Listener {
   }
 }
 
+/** A listener and what it listens to. */
+export type Heard = readonly [event: string, listener: Listener]
+
 /** What all views of one bus share. */
 interface Shared {
   readonly topics: Map<string, Topic>
@@ -73,6 +76,35 @@ export class Bus implements EventBus {
   remove(event: string, listener: Listener): void {
     const topic = this.#topic(event)
     topic.listeners = topic.listeners.filter((other) => other !== listener)
+  }
+
+  /** What comes stands where the first of its kind of what goes has stood; what is new comes as by {@link add}. */
+  replace(gone: readonly Heard[], come: readonly Heard[]): void {
+    if (gone.length === 0) {
+      for (const [event, listener] of come) this.add(event, listener)
+      return
+    }
+    const events = new Set([...gone, ...come].map(([event]) => event))
+    // Guards that go have no say any more, and those that come have.
+    const ordered = [...events].sort((a, b) => Number(isInternal(b)) - Number(isInternal(a)))
+    for (const event of ordered) this.#replaceIn(event, gone, come)
+  }
+
+  #replaceIn(event: string, gone: readonly Heard[], come: readonly Heard[]): void {
+    const leaving = new Set(gone.map(([, listener]) => listener))
+    const arriving = come.flatMap(([name, listener]) => (name === event ? listener : []))
+    const heard = arriving.filter((listener) => !listener.spent && !this.#isVetoed(event, listener))
+    const topic = this.#topic(event)
+    const front = heard.filter(({ prepend }) => prepend).reverse()
+    const back = heard.filter(({ prepend }) => !prepend)
+    const next: Listener[] = []
+    if (!topic.listeners.some((listener) => listener.prepend && leaving.has(listener))) next.push(...front.splice(0))
+    for (const listener of topic.listeners) {
+      if (leaving.has(listener)) next.push(...(listener.prepend ? front : back).splice(0))
+      else next.push(listener)
+    }
+    next.push(...back)
+    topic.listeners = next
   }
 
   emit<K extends EventName>(event: K, ...args: Events[K]): void {

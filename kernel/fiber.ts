@@ -18,6 +18,8 @@ const nothing = () => {}
 interface Build {
   readonly generation: Generation
   readonly old: Generation | undefined
+  /** Whether the old one serves; else it waits behind its gates. */
+  readonly serves: boolean
   readonly epochs: number
   /** `apply` has ended; its gates are waited for. */
   gated: boolean
@@ -81,6 +83,11 @@ export class Fiber {
   /** Generations that are on their way out: the oldest first. */
   get draining(): Iterable<Generation> {
     return this.#ending?.keys() ?? []
+  }
+
+  /** Everything of this fiber that has not ended. */
+  get generations(): readonly Generation[] {
+    return [this.#building?.generation ?? [], this.current ?? [], ...this.draining].flat()
   }
 
   get drainingCount(): number {
@@ -260,7 +267,7 @@ export class Fiber {
     if (current !== undefined) {
       const upToDate = current.target === target && !this.#wantsRebuild(current)
       const { phase } = current
-      if (!this.#canRun() || phase === 'leaving' || (phase === 'parked' && !upToDate)) {
+      if (!this.#canRun() || phase === 'leaving') {
         this.#takeDown()
         return true
       }
@@ -436,7 +443,8 @@ export class Fiber {
   async #build(target: Target, old: Generation | undefined): Promise<void> {
     const next = new Generation(this, target)
     const optional = this.#optionalNow()
-    const build: Build = { generation: next, old, epochs: this.#epochs(), gated: false, giveUp: nothing }
+    const serves = old?.phase === 'live'
+    const build: Build = { generation: next, old, serves, epochs: this.#epochs(), gated: false, giveUp: nothing }
     this.#building = build
     let hangs = false
     let failure: unknown
@@ -449,12 +457,12 @@ export class Fiber {
         })
         await this.#bounded(build, ended, 'apply')
       }
-      if (old !== undefined && !next.ready && !this.#isStale(build)) {
+      if (serves && !next.ready && !this.#isStale(build)) {
         build.gated = true
         await this.#bounded(build, next.whenReady(), `gate '${next.closedGates.join("', '")}'`)
       }
       if (!this.#isStale(build)) {
-        if (next.ready) next.commit(old)
+        if (next.ready) next.commit(serves ? old : undefined)
         else next.withdraw('parked')
       }
     } catch (error) {
@@ -476,21 +484,20 @@ export class Fiber {
     this.#optional = optional
     this.generation += 1
     this.vetoedConfig = undefined
-    if (next.phase === 'parked') {
-      this.current = next
-      return
-    }
-    this.#activated(next)
-    if (old !== undefined) this.#end(old)
+    if (next.phase === 'parked') this.current = next
+    else this.#activated(next)
+    if (old === undefined) return
+    if (!serves) this.kernel.withdraw(old)
+    this.#end(old)
   }
 
   /** What it was begun for has changed since. */
-  #isStale({ generation, old, epochs }: Build): boolean {
+  #isStale({ generation, old, serves, epochs }: Build): boolean {
     return (
       this.#target !== generation.target ||
       !this.#canRun() ||
       epochs !== this.#epochs() ||
-      (old !== undefined && old.phase !== 'live')
+      (old !== undefined && old.phase !== 'live' && (serves || old.phase !== 'parked'))
     )
   }
 

@@ -215,15 +215,27 @@ export class Generation {
     return undefined
   }
 
+  /** The plugins it runs, in the order in which they were mounted. */
+  get mounted(): readonly MountedPlugin[] {
+    return this.#children ?? []
+  }
+
+  /** An id for a plugin that it mounts, which no other of them and no entry has. */
+  idOf(plugin: Plugin, self?: MountedPlugin): string {
+    const { kernel, entry } = this.fiber
+    const isTaken = (id: string) =>
+      kernel.isProgramEntry(id) || this.mounted.some((other) => other !== self && other.entry === id)
+    let id = `${entry}/${plugin.name}`
+    for (let n = 2; isTaken(id); n++) id = `${entry}/${plugin.name}#${n}`
+    return id
+  }
+
   mount(plugin: Plugin, config: unknown): Child {
     this.assertOpen()
-    const { kernel, entry } = this.fiber
+    const { kernel } = this.fiber
     this.#children ??= []
     const siblings = this.#children
-    let id = `${entry}/${plugin.name}`
-    for (let n = 2; siblings.some((sibling) => sibling.entry === id) || kernel.isProgramEntry(id); n++) {
-      id = `${entry}/${plugin.name}#${n}`
-    }
+    const id = this.idOf(plugin)
     const { realms, overlays } = this.target
     const target = kernel.targetOf({ id, plugin, config, realms, overlays })
     const child = new MountedPlugin(this, id, target, () => {
@@ -465,9 +477,7 @@ export class Generation {
       slot.fill(this, provided, swapped)
     }
     for (const [collection, next] of touched) collection.show(next)
-    for (const [event, listener] of (old === undefined ? undefined : old.#listeners) ?? [])
-      kernel.events.remove(event, listener)
-    for (const [event, listener] of this.#listeners ?? []) kernel.events.add(event, listener)
+    kernel.events.replace((old === undefined ? undefined : old.#listeners) ?? [], this.#listeners ?? [])
     for (const [collection, collector] of this.#collectors ?? []) collection.seat(this, collector)
     for (const step of this.#commitSteps ?? []) this.#contain(step, 'a commit step')
     for (const collection of touched.keys()) this.#tell(collection)
@@ -626,8 +636,8 @@ class GenerationLease implements Lease {
 }
 
 /** A child's place in the generation that mounted it. Its fiber begins when that generation comes into sight. */
-class MountedPlugin implements Child {
-  readonly entry: string
+export class MountedPlugin implements Child {
+  entry: string
   readonly #parent: Generation
   readonly #onDispose: () => void
   #target: Target
@@ -638,6 +648,18 @@ class MountedPlugin implements Child {
     this.#parent = parent
     this.#target = target
     this.#onDispose = onDispose
+  }
+
+  get fiber(): Fiber | undefined {
+    return this.#fiber
+  }
+
+  /** Takes the id that it has under its parent's present one. @returns the one it had, and the one it has */
+  rename(): readonly [old: string, next: string] {
+    const old = this.entry
+    this.entry = this.#parent.idOf(this.#target.plugin, this)
+    if (this.#fiber !== undefined) this.#fiber.entry = this.entry
+    return [old, this.entry]
   }
 
   start(): void {

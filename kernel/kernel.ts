@@ -4,7 +4,7 @@ import { CodedError, messageOf } from './errors.ts'
 import { findCycles } from './cycles.ts'
 import { Bus, Listener } from './events.ts'
 import { Fiber } from './fiber.ts'
-import { Generation, realmOf, type Target } from './generation.ts'
+import { Generation, type MountedPlugin, realmOf, type Target } from './generation.ts'
 import { type Logger, silentLogger } from './log.ts'
 import { assertManifest, definePlugin, type Plugin, type ServiceName, type Services } from './plugin.ts'
 import { EndOrder } from './order.ts'
@@ -104,16 +104,42 @@ export class Kernel {
     this.#fibers.set(fiber.id, fiber)
   }
 
-  /** Gives entries other ids, all at once; fibers keep theirs, and nobody notices. */
+  /**
+   * Gives entries other ids, all at once, and so to what they mounted; fibers keep theirs, and nobody notices. What was
+   * mounted elsewhere and has one of those ids gives way.
+   */
   rename(ids: readonly (readonly [old: string, next: string])[]): void {
     const moved = ids.map(([old, next]) => [this.#byEntry.get(old), next] as const)
+    const inTheWay = ids.flatMap(([, next]) => this.#mountedAs(next) ?? [])
     for (const [old] of ids) this.#byEntry.delete(old)
     for (const [fiber, next] of moved) {
       if (fiber === undefined) continue
       fiber.entry = next
       this.#byEntry.set(next, fiber)
     }
-    this.resources.rename(ids)
+    const owned = moved.flatMap(([fiber]) => (fiber === undefined ? [] : [...mountedIn(fiber)]))
+    this.resources.rename([...ids, ...this.#renameMounted([...owned, ...inTheWay])])
+  }
+
+  /** The plugin that was mounted under an id, with all that it mounted. */
+  #mountedAs(id: string): readonly MountedPlugin[] | undefined {
+    const fiber = this.#byEntry.get(id)
+    const mounted = fiber?.parent?.mounted.find((child) => child.fiber === fiber)
+    return fiber === undefined || mounted === undefined ? undefined : [mounted, ...mountedIn(fiber)]
+  }
+
+  /** @param mounted those that mount before those they have mounted */
+  #renameMounted(mounted: Iterable<MountedPlugin>): readonly (readonly [old: string, next: string])[] {
+    const held: MountedPlugin[] = []
+    const all = new Set(mounted)
+    for (const child of all) {
+      if (child.fiber === undefined || this.#byEntry.get(child.entry) !== child.fiber) continue
+      held.push(child)
+      this.#byEntry.delete(child.entry)
+    }
+    const renamed = [...all].map((child) => child.rename())
+    for (const { entry, fiber } of held) this.#byEntry.set(entry, fiber as Fiber)
+    return renamed
   }
 
   /** Out of sight when this returns; the promise resolves when everything it made has been undone. */
@@ -371,6 +397,13 @@ export class Kernel {
       if (this.stopping) {
         throw new CodedError('KERNEL_STOPPING', `the kernel is stopping; entry '${id}' was not started`)
       }
+      const inTheWay = this.#mountedAs(id)
+      if (inTheWay !== undefined) {
+        const fiber = this.#add(id, target)
+        this.resources.rename(this.#renameMounted(inTheWay))
+        await fiber.begin()
+        return
+      }
       const present = this.#byEntry.get(id)
       if (present?.target !== undefined) {
         throw new CodedError('KERNEL_DUPLICATE_ENTRY', `entry '${id}' is running already`)
@@ -417,6 +450,16 @@ export class Kernel {
       const cycle = cycles.find((ring) => ring.includes(fiber.entry))
       const why = cycle === undefined ? '' : `; they wait for each other: ${cycle.join(' → ')}`
       return `missing or inactive dependency: needs ${needs.join(' and ')}${why}`
+    }
+  }
+}
+
+/** What is mounted in a fiber, those that mount before those they have mounted. */
+function* mountedIn(fiber: Fiber): Iterable<MountedPlugin> {
+  for (const generation of fiber.generations) {
+    for (const child of generation.mounted) {
+      yield child
+      if (child.fiber !== undefined) yield* mountedIn(child.fiber)
     }
   }
 }

@@ -358,6 +358,35 @@ t.test(
   }
 )
 
+t.test('E04 the listeners of one that is swapped keep the place of those they replace', async (t) => {
+  const heard: string[] = []
+  const names = (name: string) =>
+    plugin({
+      name,
+      apply(ctx, value) {
+        if (value === 'late') ctx.on('case/b', () => heard.push(`${name} b`))
+        ctx.on('case/a', () => heard.push(`${name} 1`))
+        ctx.on('case/a', () => heard.push(`${name} p1`), { prepend: true })
+        ctx.on('case/a', () => heard.push(`${name} 2`))
+        ctx.on('case/a', () => heard.push(`${name} p2`), { prepend: true })
+      }
+    })
+  const { kernel } = await house(t, [{ plugin: names('x') }, { plugin: names('y') }])
+  kernel.events.emit('case/a')
+  const order = heard.splice(0)
+  t.strictSame(order, ['y p2', 'y p1', 'x p2', 'x p1', 'x 1', 'x 2', 'y 1', 'y 2'])
+  for (const id of ['x', 'y', 'x']) {
+    await kernel.update(id, { value: 'late' })
+    kernel.events.emit('case/a')
+    t.strictSame(heard.splice(0), order)
+  }
+  kernel.events.emit('case/b')
+  t.strictSame(heard.splice(0), ['x b', 'y b'], 'what is new comes last, and keeps that place')
+  await kernel.update('x', { value: 'early' })
+  kernel.events.emit('case/b')
+  t.strictSame(heard, ['y b'])
+})
+
 t.test('E05 a listener that fails keeps no other from hearing, and its failure is logged with its entry', async (t) => {
   let heard = 0
   const { kernel, lines } = await house(t, [

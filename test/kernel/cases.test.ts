@@ -454,6 +454,70 @@ t.test('A25 the next generation serves once its gates are open; the old one serv
 })
 
 t.test(
+  'A25 what waits behind a gate stays until the next one has been built, and is kept where that fails',
+  async (t) => {
+    const gates: { open(): void; close(): void }[] = []
+    const undone: unknown[] = []
+    const provider = providerOf('foo', {
+      apply(ctx, value) {
+        if (value === 13) throw new Error('thirteen is refused')
+        gates.push(ctx.gate('gate'))
+        ctx.effect(() => () => undone.push(value))
+      }
+    })
+    const { kernel, services } = await house(t, [
+      { plugin: provider, id: 'p' },
+      { plugin: consumerOf(['foo']), id: 'c' }
+    ])
+    gates[0]?.open()
+    await rested(kernel)
+    gates[0]?.close()
+    await rested(kernel)
+    t.strictSame(statesOf(kernel), ['c: Pending', 'p: Pending'])
+
+    await t.rejects(kernel.update('p', { value: 13 }), { message: 'thirteen is refused' })
+    await rested(kernel)
+    t.strictSame([statesOf(kernel), undone], [['c: Pending', 'p: Pending'], []])
+    gates[0]?.open()
+    await rested(kernel)
+    t.strictSame([statesOf(kernel), services('foo').get()], [['c: Active', 'p: Active'], 1])
+
+    gates[0]?.close()
+    await rested(kernel)
+    await kernel.update('p', { value: 2 })
+    await rested(kernel)
+    t.strictSame([statesOf(kernel), undone], [['c: Pending', 'p: Pending'], [1]], 'the next waits behind its own gate')
+    t.equal(kernel.service('foo'), undefined)
+    gates[1]?.open()
+    await rested(kernel)
+    t.strictSame([statesOf(kernel), services('foo').get()], [['c: Active', 'p: Active'], 2])
+  }
+)
+
+t.test('A25 what waits behind a gate is replaced by one that need not wait', async (t) => {
+  let gate: { open(): void } | undefined
+  const log: string[] = []
+  const provider = providerOf('foo', {
+    apply(ctx, value) {
+      if (value === 1) gate = ctx.gate('gate')
+      ctx.effect(() => () => log.push(`undone ${String(value)}`))
+    }
+  })
+  const { kernel } = await house(t, [
+    { plugin: provider, id: 'p' },
+    { plugin: consumerOf(['foo'], log), id: 'c' }
+  ])
+  t.equal(stateOf(kernel, 'p'), 'Pending')
+  await kernel.update('p', { value: 2 })
+  await rested(kernel)
+  t.strictSame(statesOf(kernel), ['c: Active', 'p: Active'])
+  gate?.open()
+  await rested(kernel)
+  t.strictSame(log.toSorted(), ['undone 1', 'up foo=2'])
+  t.equal(statusOf(kernel, 'p')?.generation, 2)
+})
+
+t.test(
   'A27 a plugin mounted twice is two fibers, each with its own end (as ruled: there are no runtimes)',
   async (t) => {
     const log: string[] = []
