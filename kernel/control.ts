@@ -15,7 +15,7 @@ export interface FiberStatus {
   readonly pendingUndoCount: number
   /** Labels of the undos still to come, in the order in which they were registered; anonymous ones are left out. */
   readonly pendingUndoLabels: readonly string[]
-  /** Needed services that are not there. */
+  /** Needed services that are not there, then the labels of gates that are closed. */
   readonly waitingFor: readonly string[]
   readonly provides: readonly string[]
   /** Generations that are still serving what they began. */
@@ -74,8 +74,9 @@ export type Renamed = readonly (readonly [old: string, next: string])[]
  * Reads and changes the running program: one change at a time, each checked whole, applied with rollback, and then
  * written to the program file. Each resolves at commit, before old generations have drained.
  *
- * In what is read, values that a plugin's schema calls `writeOnly` are shown as {@link secretMask}; written back, the
- * mask stands for the value that is there.
+ * In what is read, values that a plugin's schema calls `writeOnly` are shown as {@link secretMask}, and so is every
+ * value where the schema is not known, because the plugin's code does not load; written back, the mask stands for the
+ * value that is there.
  *
  * Codes of its errors:
  * - `KERNEL_NOT_STARTED`

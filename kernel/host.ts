@@ -304,7 +304,7 @@ export class ProgramHost {
       // In its turn, so that nothing half-way is seen; but not behind a change that takes long.
       entries: async () => {
         // A change under way is waited for, but not for ever: a listing is no change.
-        await Promise.race([this.#turn, after(settleMs, () => {})])
+        await atMost(settleMs, this.#turn)
         return this.#entries()
       },
       putEntry: (entry, options) =>
@@ -342,7 +342,7 @@ export class ProgramHost {
   #put({ program }: Source, input: EntryInput): Change {
     const present = program.entries.find((entry) => entry.id === input.id)
     const entry: Entry = { config: {}, disabled: false, ...input }
-    const config = this.#unmasked(entry.plugin, entry.config, present)
+    const config = unmaskSecrets(entry.config, present?.config)
     if (present === undefined) return { edits: [{ op: 'insert', entry: { ...entry, config } }] }
     const { id } = entry
     return {
@@ -381,7 +381,7 @@ export class ProgramHost {
     const { config, disabled, isolate, intercept } = patch
     const edits: ProgramEdit[] = []
     if (config !== undefined) {
-      edits.push({ op: 'set-config', id, config: this.#unmasked(entry.plugin, config ?? {}, entry) })
+      edits.push({ op: 'set-config', id, config: unmaskSecrets(config ?? {}, entry.config) })
     }
     if (disabled !== undefined) edits.push({ op: 'set-disabled', id, disabled })
     if (isolate !== undefined) edits.push({ op: 'set', id, key: 'isolate', value: isolate ?? undefined })
@@ -438,7 +438,7 @@ export class ProgramHost {
     try {
       await this.#change(
         (source) => ({
-          edits: [{ op: 'set-config', id, config: this.#unmasked(entry.plugin, config, entryOf(source, id)) }],
+          edits: [{ op: 'set-config', id, config: unmaskSecrets(config, entryOf(source, id).config) }],
           rebuild: id
         }),
         undefined
@@ -547,7 +547,7 @@ export class ProgramHost {
   }
 
   async #untilSettled(): Promise<void> {
-    await Promise.race([this.kernel.settled(), after(settleMs, () => {})])
+    await atMost(settleMs, this.kernel.settled())
   }
 
   #rename(renamed: Renamed): void {
@@ -741,19 +741,19 @@ export class ProgramHost {
   }
 
   #masked(entry: Entry): Entry {
-    return { ...entry, config: maskSecrets(entry.config, this.#code.get(entry.plugin)?.config ?? {}) }
-  }
-
-  #unmasked(plugin: string, config: JsonObject, present: Entry | undefined): JsonObject {
-    return unmaskSecrets(config, this.#code.get(plugin)?.config ?? {}, present?.config ?? {})
+    const plugin = this.#code.get(entry.plugin)
+    return { ...entry, config: maskSecrets(entry.config, plugin === undefined ? undefined : (plugin.config ?? {})) }
   }
 }
 
-/** What `work` answers, `delayMs` from now. */
-function after<T>(delayMs: number, work: () => T | Promise<T>): Promise<T> {
-  return new Promise((resolve) => {
-    setTimeout(() => resolve(work()), delayMs).unref()
+/** Resolves when `work` does, or after `limitMs`. */
+async function atMost(limitMs: number, work: Promise<unknown>): Promise<void> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, limitMs).unref()
   })
+  await Promise.race([work, late])
+  clearTimeout(timer)
 }
 
 /** Entries that are new or other than before and run nothing: the next start would check them too. */

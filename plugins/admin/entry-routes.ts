@@ -87,6 +87,23 @@ export function entryRoutes(kernel: KernelControl, record: Recorder): readonly R
     }
   }
 
+  const patch = (request: ChangeRequest<Body>, id: string) => {
+    const wrong = wrongPatch(request.body)
+    if (wrong !== undefined) return json(400, { patched: false, error: wrong, code: 'INVALID_INPUT' })
+    const refusal = { missing: { patched: false }, refused: { applied: [], patched: false, reloaded: false } }
+    return answered(refusal, async () => {
+      const subject = ofEntry('entry.patch', id, request.body)
+      const result = await make(request, subject, (options) =>
+        kernel.patchEntry(id, request.body as EntryPatch, options)
+      )
+      const { renamed, entry } = result
+      if (renamed === undefined) return changed(request, result, { patched: true, entry: toEntry(entry) })
+      // What became of the moved entry itself is told by `entry`, as the document prints it.
+      const applied = result.applied.filter((step) => step.id !== entry.id || step.action !== 'update-config')
+      return changed(request, { ...result, applied }, { patched: true, renamed, entry: toEntry(entry) })
+    })
+  }
+
   const patchEntry: Route<Params, Query, Body> = {
     ...common,
     method: 'PATCH',
@@ -96,24 +113,14 @@ export function entryRoutes(kernel: KernelControl, record: Recorder): readonly R
     body: schemaOf(anyObject),
     bodyOptional: true,
     replies: changeReplies,
-    handle: (request) => {
-      const wrong = wrongPatch(request.body)
-      if (wrong !== undefined) return json(400, { patched: false, error: wrong, code: 'INVALID_INPUT' })
-      const refusal = { missing: { patched: false }, refused: { applied: [], patched: false, reloaded: false } }
-      const { id } = request.params
-      return answered(refusal, async () => {
-        const subject = ofEntry('entry.patch', id, request.body)
-        const result = await make(request, subject, (options) =>
-          kernel.patchEntry(id, request.body as EntryPatch, options)
-        )
-        const { renamed, entry } = result
-        if (renamed === undefined) return changed(request, result, { patched: true, entry: toEntry(entry) })
-        // What became of the moved entry itself is told by `entry`, as the document prints it.
-        const applied = result.applied.filter((step) => step.id !== entry.id || step.action !== 'update-config')
-        return changed(request, { ...result, applied }, { patched: true, renamed, entry: toEntry(entry) })
-      })
-    }
+    handle: (request) => patch(request, request.params.id)
   }
+
+  const remove = (request: ChangeRequest, id: string) =>
+    answered({ missing: { deleted: false }, refused: { applied: [], deleted: false } }, async () => {
+      const subject = ofEntry('entry.delete', id)
+      return changed(request, await make(request, subject, (options) => kernel.deleteEntry(id, options)), {})
+    })
 
   const deleteEntry: Route<Params, Query> = {
     ...common,
@@ -122,12 +129,7 @@ export function entryRoutes(kernel: KernelControl, record: Recorder): readonly R
     operationId: 'deleteEntry',
     summary: 'Delete an entry with all below it',
     replies: changeReplies,
-    handle: (request) =>
-      answered({ missing: { deleted: false }, refused: { applied: [], deleted: false } }, async () => {
-        const { id } = request.params
-        const subject = ofEntry('entry.delete', id)
-        return changed(request, await make(request, subject, (options) => kernel.deleteEntry(id, options)), {})
-      })
+    handle: (request) => remove(request, request.params.id)
   }
 
   const toggleEntry: Route<Params, Query> = {
@@ -184,10 +186,37 @@ export function entryRoutes(kernel: KernelControl, record: Recorder): readonly R
       })
   }
 
-  const routes = [listEntries, putEntry, patchEntry, deleteEntry, toggleEntry, moveEntry, reload]
+  // An entry may be called as the reload is: no entry takes POST itself, and the reload takes nothing else.
+  const patchReload: Route<Record<string, string>, Query, Body> = {
+    ...patchEntry,
+    path: reload.path,
+    operationId: 'patchEntryNamedReload',
+    summary: "Change the present fields of an entry whose id is 'reload'",
+    handle: (request) => patch(request, 'reload')
+  }
+  const deleteReload: Route<Record<string, string>, Query> = {
+    ...deleteEntry,
+    path: reload.path,
+    operationId: 'deleteEntryNamedReload',
+    summary: "Delete an entry whose id is 'reload' with all below it",
+    handle: (request) => remove(request, 'reload')
+  }
+
+  const routes = [
+    listEntries,
+    putEntry,
+    patchEntry,
+    deleteEntry,
+    toggleEntry,
+    moveEntry,
+    reload,
+    patchReload,
+    deleteReload
+  ]
   return routes as unknown as readonly Route[]
 }
 
+type ChangeRequest<B = unknown> = Request<unknown, Query, B>
 type AnyRequest = Pick<Request<unknown, Query>, 'header' | 'query' | 'address' | 'id' | 'principal'>
 
 function optionsOf(request: AnyRequest): ChangeOptions {

@@ -1,3 +1,4 @@
+import { createHook } from 'node:async_hooks'
 import { execFileSync } from 'node:child_process'
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
@@ -881,6 +882,25 @@ t.test('a dry run tells the plan, and leaves files, fibers and realms alone', as
   t.match(await refusal(house.control.patchEntry('num', { config: {} }, dryRun)), /^PROGRAM_PREFLIGHT_FAILED/)
   t.strictSame([house.read(), house.control.fibers()], before)
   await assertAgreed(t, house)
+})
+
+t.test('changes and listings leave no timer behind', async (t) => {
+  const house = await startFile(t, num(1) + entry('u', '', 'user'))
+  const timers = new Set<number>()
+  const hook = createHook({
+    init: (id, type) => void (type === 'Timeout' && timers.add(id)),
+    destroy: (id) => void timers.delete(id)
+  }).enable()
+  t.teardown(() => hook.disable())
+  for (let value = 2; value < 12; value++) {
+    await house.control.patchEntry('num', { config: { value } })
+    await Promise.all([house.control.entries(), house.control.toggleEntry('num')])
+    await house.control.toggleEntry('num')
+  }
+  // Destroy hooks run in a turn of their own.
+  await new Promise(setImmediate)
+  await new Promise(setImmediate)
+  t.equal(timers.size, 0)
 })
 
 t.test('a plugin that many entries name by its path is loaded once a change', async (t) => {

@@ -564,8 +564,7 @@ t.test('an id may be any text; in a path it is percent-encoded, or raw where a p
   const odd = ['a:b', 'a/b', 'a b', '漢字', 'ü?#', '100%', '%41', 'reload', '..', "it's", '"q"', 'a\\b', '\u{1F600}']
   for (const id of odd) t.equal((await house.admin('PUT', '/entries', { id, plugin: 'plain' })).status, 200, id)
   t.strictSame(ids(house), odd)
-  // The path of the reload belongs to the reload: with one letter encoded it is the entry's.
-  const pathOf = (id: string) => `/entries/${id === 'reload' ? '%72eload' : encodeURIComponent(id)}`
+  const pathOf = (id: string) => `/entries/${encodeURIComponent(id)}`
   for (const id of odd) {
     const reply = await house.admin('PATCH', pathOf(id), { config: { id } })
     t.match(reply, { status: 200, body: { entry: { id, config: { id } } } })
@@ -582,7 +581,8 @@ t.test('an id may be any text; in a path it is percent-encoded, or raw where a p
   for (const id of ['a\u0000', 'two\nlines', 'x'.repeat(257), '\ud800']) {
     t.equal((await house.admin('PUT', '/entries', { id, plugin: 'plain' })).status, 422, JSON.stringify(id))
   }
-  t.match((await house.admin('POST', '/entries/reload')).body, { applied: [] }, 'the route wins over the id')
+  t.match((await house.admin('POST', '/entries/reload')).body, { applied: [] }, 'no entry takes POST itself')
+  t.match((await house.admin('PATCH', '/entries/%72eload', {})).status, 200)
   t.match((await house.admin('POST', '/entries/reload/toggle')).body, { disabled: true })
   t.match(await house.admin('POST', '/entries/a%2Fb/move', { parent: 'a b' }), {
     status: 200,
@@ -902,6 +902,71 @@ t.test('what a schema calls writeOnly is masked where it is shown, and the mask 
   t.match(patched.body, { entry: { config: { api_key: '********', note: 'n' } } })
   t.strictSame(seen, ['hush ', 'hush n'])
   t.match(house.text(), 'api_key = "hush"')
+})
+
+t.test('whatever kind of rule calls a value writeOnly, it is masked', async (t) => {
+  const secret = { type: 'string', writeOnly: true } as const
+  const keeper = definePlugin({
+    name: 'keeper',
+    config: schemaOf<Record<string, unknown>>({
+      type: 'object',
+      $defs: { secret },
+      properties: {
+        ref: { $ref: '#/$defs/secret' },
+        either: { anyOf: [{ type: 'integer' }, secret] },
+        both: { allOf: [{ type: 'string' }, { oneOf: [secret, { const: '' }] }] },
+        pair: { type: 'array', prefixItems: [{ type: 'string' }, secret], minItems: 2, maxItems: 2 },
+        rest: { type: 'object', additionalProperties: secret },
+        plain: { type: 'string' }
+      },
+      patternProperties: { _key$: secret },
+      if: { required: ['when'] },
+      // oxlint-disable-next-line unicorn/no-thenable -- a keyword of JSON Schema
+      then: { properties: { when: secret } }
+    }),
+    apply() {}
+  })
+  const config =
+    '{ ref = "hush", either = "hush", both = "hush", pair = ["shown", "hush"], rest = { a = "hush" }, my_key = "hush", when = "hush", plain = "shown" }'
+  const house = await startProgram(t, `\n[[entry]]\nid = "keeper"\nplugin = "keeper"\nconfig = ${config}\n`, { keeper })
+  const mask = '********'
+  const masked = {
+    ref: mask,
+    either: mask,
+    both: mask,
+    pair: ['shown', mask],
+    rest: { a: mask },
+    my_key: mask,
+    when: mask,
+    plain: 'shown'
+  }
+  const listed = (await house.admin('GET', '/entries')).body as { current: { id: string; config: object }[] }
+  t.same(listed.current.find(({ id }) => id === 'keeper')?.config, masked)
+  t.match((await house.admin('PATCH', '/entries/keeper', { config: masked })).status, 200)
+  t.match(house.text(), config)
+})
+
+t.test('of a plugin whose code does not load no value is shown: what of it is secret is not known', async (t) => {
+  const config =
+    '{ api_key = "hush", port = 7777, on = true, deep = { list = ["hush"] }, from_env = "${HEARTWOOD_NONE:-}" }'
+  const house = await startProgram(
+    t,
+    `\n[[entry]]\nid = "broken"\nplugin = "./broken.mjs"\nconfig = ${config}\n`,
+    {},
+    {
+      'broken.mjs': 'export default {'
+    }
+  )
+  t.match(fiberOf(house, 'broken'), { state: 'Failed' })
+  const mask = '********'
+  const masked = { api_key: mask, port: mask, on: mask, deep: { list: [mask] }, from_env: '${HEARTWOOD_NONE:-}' }
+  const listed = (await house.admin('GET', '/entries')).body as { current: { id: string; config: object }[] }
+  t.same(listed.current.find(({ id }) => id === 'broken')?.config, masked)
+  t.match((await house.admin('PATCH', '/entries/broken', { disabled: true, config: masked })).body, {
+    patched: true,
+    entry: { config: masked }
+  })
+  t.match(house.text(), config, 'written back, a mask stands for what is there')
 })
 
 t.test('P27 a plugin that ends itself stays off, also at the next start', async (t) => {
