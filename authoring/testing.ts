@@ -115,8 +115,21 @@ export interface ToolBench {
   stop(): Promise<void>
 }
 
-/** Puts tools into a registry of their own, for a test. @throws what is wrong with one of them */
-export async function startTools(...tools: readonly Tool[]): Promise<ToolBench> {
+export interface ToolsOptions extends Partial<TestOptions> {
+  /** Tools made in the test, beside those that the entries bring. */
+  readonly tools?: readonly Tool[]
+}
+
+/**
+ * Puts tools into a registry of their own, for a test.
+ * @throws what is wrong with one of them, or what an entry failed to start with
+ */
+export async function startTools({
+  tools = [],
+  entries = [],
+  base = tmpdir(),
+  ...rest
+}: ToolsOptions): Promise<ToolBench> {
   const contributor = definePlugin({
     name: 'tools-under-test',
     inject: ['tools'],
@@ -124,7 +137,8 @@ export async function startTools(...tools: readonly Tool[]): Promise<ToolBench> 
       ctx.contribute('tools', ...tools)
     }
   })
-  const program = await startProgram({ base: tmpdir(), entries: [{ plugin: 'tools' }, { plugin: contributor }] })
+  const registry = entries.some(({ plugin }) => plugin === 'tools') ? [] : [{ plugin: 'tools' }]
+  const program = await startProgram({ ...rest, base, entries: [...registry, ...entries, { plugin: contributor }] })
   return {
     async call(tool, input, { requestId, principal, permissions = [], signal } = {}) {
       const events: ExecutionEvent[] = []
@@ -145,7 +159,7 @@ export async function startTools(...tools: readonly Tool[]): Promise<ToolBench> 
 
 /** Runs one tool once through the whole pipeline. */
 export async function runTool(tool: Tool, input: unknown, call?: ToolCall): Promise<ToolOutcome> {
-  const bench = await startTools(tool)
+  const bench = await startTools({ tools: [tool] })
   try {
     return await bench.call(tool.name, input, call)
   } finally {
