@@ -23,7 +23,7 @@ interface Started {
   /** Where it said that it listens. */
   readonly url: string
   /** Asks it to end. @returns its exit code */
-  stop(): Promise<number | null>
+  readonly stop: () => Promise<number | null>
 }
 
 /** Runs a command in a folder as a user would, until it prints where it listens. */
