@@ -3,14 +3,26 @@ import type { ErrorCategory, Execution, ExecutionResponse, ToolFailure } from '.
 
 /** An answer as text; its object is made from the text when somebody asks for it, which the hot path never does. */
 export class Answer implements Execution {
+  /** Of a replay, that of the first call. */
+  readonly executionId: string
   readonly text: string
   readonly category: ErrorCategory | undefined
+  /** Of the error; `undefined` when it has none. */
+  readonly code: string | undefined
   readonly replayed: boolean
   #response: ExecutionResponse | undefined
 
-  constructor(text: string, category: ErrorCategory | undefined, replayed: boolean) {
+  constructor(
+    executionId: string,
+    text: string,
+    category: ErrorCategory | undefined,
+    code: string | undefined,
+    replayed: boolean
+  ) {
+    this.executionId = executionId
     this.text = text
     this.category = category
+    this.code = code
     this.replayed = replayed
   }
 
@@ -26,7 +38,9 @@ export class Answer implements Execution {
  */
 export function completed(executionId: string, json: string, cacheable: boolean, next = '[]'): Answer {
   return new Answer(
+    executionId,
     `{"execution_id":"${executionId}","status":"completed","data":${json},"_agent":{"cacheable":${cacheable},"next_actions":${next}}}`,
+    undefined,
     undefined,
     false
   )
@@ -39,5 +53,5 @@ export function failed(executionId: string, tool: string, failure: ToolFailure):
     error: failure,
     _agent: { cacheable: false, next_actions: nextActions(tool, failure) }
   }
-  return new Answer(JSON.stringify(response), failure.category, false)
+  return new Answer(executionId, JSON.stringify(response), failure.category, failure.code, false)
 }

@@ -1,12 +1,12 @@
-import { type Awaitable, CodedError, isCoded, type Lease, type Logger, renderIssues } from '../../kernel/index.ts'
+import { type Awaitable, CodedError, isCoded, type Lease, type Logger } from '../../kernel/index.ts'
 import type { AbortFan, AbortListener } from './abort-fan.ts'
-import { type Answer, completed, failed } from './answer.ts'
-import { cancelled, failureOf, reportedFailure } from './failures.ts'
+import { type Answer, failed } from './answer.ts'
+import { cancelled, failureOf, isHarmless, reportedFailure } from './failures.ts'
 import { toExactJson } from './json.ts'
+import { judgeOutput } from './output.ts'
 import type { ListedTool } from './registry.ts'
-import type { Fate } from './replay.ts'
 import { enterTurn, leaveTurn, quitTurn, type Turns, type Waiting } from './turns.ts'
-import type { ExecuteRequest, Execution, ProgressUpdate, ToolContext, ToolFailure } from './types.ts'
+import type { ExecuteRequest, ProgressUpdate, ToolContext, ToolFailure } from './types.ts'
 
 /** What every call of a registry works with. */
 export interface CallHost {
@@ -14,10 +14,15 @@ export interface CallHost {
   readonly aborts: AbortFan
   /** For tools that set none of their own, in milliseconds. */
   readonly timeoutMs: number
+  /** Longest output, as JSON. */
+  readonly maxOutputBytes: number
   /** Milliseconds of a clock that only goes forward. */
   readonly monotonicMs: () => number
   readonly log: Logger
 }
+
+/** What is to become of a reservation: its answer is kept, its id is free again, or its id stays taken without an answer. */
+export type Fate = 'record' | 'release' | 'leave'
 
 /**
  * One run of a tool, from `tool.started` to `tool.completed`. A tool that answers at once is answered at once: no
@@ -29,25 +34,53 @@ export class Call implements AbortListener, Waiting {
   readonly #listed: ListedTool
   readonly #request: ExecuteRequest
   readonly #id: string
+  readonly #permissions: ReadonlySet<string>
   #fate: Fate = 'record'
   #startedAtMs = 0
   /** `run` of the tool was called. */
   #began = false
+  #hasTurn = false
+  /** Nothing can come of it any more. */
+  #isOver = false
+  #whenOver: (() => void) | undefined
   #answer: Answer | undefined
   #lease: Lease | undefined
-  #promise: Promise<Execution> | undefined
-  #resolve: ((execution: Execution) => void) | undefined
+  #promise: Promise<Answer> | undefined
+  #resolve: ((answer: Answer) => void) | undefined
   #timer: NodeJS.Timeout | undefined
   #caller: AbortSignal | undefined
   #controller: AbortController | undefined
   /** Why the tool should stop. */
   #reason: unknown
 
-  constructor(host: CallHost, listed: ListedTool, request: ExecuteRequest, executionId: string) {
+  constructor(
+    host: CallHost,
+    listed: ListedTool,
+    request: ExecuteRequest,
+    executionId: string,
+    permissions: ReadonlySet<string>
+  ) {
     this.#host = host
     this.#listed = listed
     this.#request = request
     this.#id = executionId
+    this.#permissions = permissions
+  }
+
+  get executionId(): string {
+    return this.#id
+  }
+
+  get listed(): ListedTool {
+    return this.#listed
+  }
+
+  get request(): ExecuteRequest {
+    return this.#request
+  }
+
+  get permissions(): ReadonlySet<string> {
+    return this.#permissions
   }
 
   /** What is to become of a reservation, once {@link run} has answered. */
@@ -60,12 +93,18 @@ export class Call implements AbortListener, Waiting {
     this.#lease ??= this.#listed.contribution.lease()
   }
 
-  /** Takes {@link hold} back, for a call that is not going to run. */
+  /** For a call that is not going to run. */
   drop(): void {
-    this.#lease?.release()
+    this.#settled()
   }
 
-  run(): Awaitable<Execution> {
+  /** Calls back once nothing can come of the call any more: at once, or when its tool has settled. */
+  whenOver(tell: () => void): void {
+    if (this.#isOver) tell()
+    else this.#whenOver = tell
+  }
+
+  run(): Awaitable<Answer> {
     const { tool } = this.#listed
     this.#request.listener?.({ event: 'tool.started', data: { execution_id: this.#id, tool: tool.name } })
     this.#startedAtMs = this.#host.monotonicMs()
@@ -75,7 +114,10 @@ export class Call implements AbortListener, Waiting {
       if (signal?.aborted) this.onAbort(signal.reason)
       if (this.#answer !== undefined) return this.#answer
     }
-    if (tool.parallelSafe !== true && !enterTurn(this.#host.turns, tool.name, this)) return this.#pending()
+    if (tool.parallelSafe !== true) {
+      if (!enterTurn(this.#host.turns, tool.name, this)) return this.#pending()
+      this.#hasTurn = true
+    }
     return this.#begin()
   }
 
@@ -108,7 +150,8 @@ export class Call implements AbortListener, Waiting {
 
   /** The turn has come, after a wait that may have been in vain. */
   takeTurn(): void {
-    if (this.#answer === undefined) void this.#begin()
+    this.#hasTurn = this.#answer === undefined
+    if (this.#hasTurn) void this.#begin()
     else leaveTurn(this.#host.turns, this.#listed.tool.name)
   }
 
@@ -125,11 +168,11 @@ export class Call implements AbortListener, Waiting {
     this.#interrupt(failureOf('TIMEOUT', 'timeout', message), new CodedError('TIMEOUT', message))
   }
 
-  #begin(): Awaitable<Execution> {
+  #begin(): Awaitable<Answer> {
     this.#began = true
     let output: unknown
     try {
-      output = this.#listed.tool.run(this.#request.arguments, new CallContext(this, this.#request, this.#id))
+      output = this.#listed.tool.run(this.#request.arguments, new CallContext(this))
     } catch (error) {
       this.#settled()
       return this.#thrown(error)
@@ -147,9 +190,9 @@ export class Call implements AbortListener, Waiting {
   }
 
   /** From here on the answer is a promise, and all that can end the call before its tool does is watched. */
-  #pending(): Promise<Execution> {
+  #pending(): Promise<Answer> {
     if (this.#promise !== undefined) return this.#promise
-    const promise = new Promise<Execution>((resolve) => {
+    const promise = new Promise<Answer>((resolve) => {
       this.#resolve = resolve
     })
     this.#promise = promise
@@ -180,8 +223,10 @@ export class Call implements AbortListener, Waiting {
   }
 
   #settled(): void {
-    if (this.#listed.tool.parallelSafe !== true) leaveTurn(this.#host.turns, this.#listed.tool.name)
+    if (this.#hasTurn) leaveTurn(this.#host.turns, this.#listed.tool.name)
     this.#lease?.release()
+    this.#isOver = true
+    this.#whenOver?.()
   }
 
   #interrupt(failure: ToolFailure, reason: unknown): void {
@@ -189,36 +234,21 @@ export class Call implements AbortListener, Waiting {
     this.#fail(failure)
     if (!this.#began) {
       quitTurn(this.#host.turns, this.#listed.tool.name, this)
-      this.#lease?.release()
+      this.#settled()
     }
     this.#controller?.abort(reason)
   }
 
-  #returned(output: unknown): Execution {
-    const json = toExactJson(output)
-    const issues = json === undefined ? undefined : this.#listed.checkOutput(output)
-    if (json !== undefined && issues?.length === 0) {
-      return this.#finish(completed(this.#id, json, this.#listed.cacheable, this.#nextAfter(output)))
-    }
-    const reason = issues === undefined ? 'it is not plain JSON' : renderIssues(issues)
+  #returned(output: unknown): Answer {
+    const { maxOutputBytes, log } = this.#host
+    const { answer, reason } = judgeOutput(this.#listed, this.#id, output, maxOutputBytes, log)
+    if (answer !== undefined) return this.#finish(answer)
     this.#logFault('a tool gave an output that it does not promise', { reason })
     return this.#fail(failureOf('INVALID_OUTPUT', 'internal', 'the tool gave an output that it does not promise'))
   }
 
-  /** As JSON; nothing where the tool has no advice, or none that can be told. */
-  #nextAfter(output: unknown): string | undefined {
-    const { tool } = this.#listed
-    if (tool.next === undefined) return undefined
-    try {
-      return JSON.stringify(tool.next(output))
-    } catch (error) {
-      this.#logFault('a tool could not say what comes next', { error })
-      return undefined
-    }
-  }
-
-  #thrown(error: unknown): Execution {
-    const reported = reportedFailure(error)
+  #thrown(error: unknown): Answer {
+    const reported = reportedFailure(error, isHarmless(this.#listed.tool.effect))
     if (reported !== undefined) {
       // The advice to call again with the same request_id is true only when the id is free again.
       if (reported.retryable) this.#fate = 'release'
@@ -232,11 +262,11 @@ export class Call implements AbortListener, Waiting {
     this.#host.log.error(message, { tool: this.#listed.tool.name, execution_id: this.#id, ...fields })
   }
 
-  #fail(failure: ToolFailure): Execution {
+  #fail(failure: ToolFailure): Answer {
     return this.#finish(failed(this.#id, this.#listed.tool.name, failure))
   }
 
-  #finish(answer: Answer): Execution {
+  #finish(answer: Answer): Answer {
     this.#answer = answer
     if (this.#promise !== undefined) {
       clearTimeout(this.#timer)
@@ -261,8 +291,6 @@ function expire(call: Call): void {
   call.onDeadline()
 }
 
-const nobody: ReadonlySet<string> = new Set()
-
 /** What the tool sees of its call. */
 class CallContext implements ToolContext {
   readonly #call: Call
@@ -271,12 +299,13 @@ class CallContext implements ToolContext {
   readonly principal: string | undefined
   readonly permissions: ReadonlySet<string>
 
-  constructor(call: Call, { requestId, caller }: ExecuteRequest, executionId: string) {
+  constructor(call: Call) {
+    const { requestId, caller } = call.request
     this.#call = call
-    this.executionId = executionId
+    this.executionId = call.executionId
     this.requestId = requestId
     this.principal = caller.principal
-    this.permissions = caller.permissions ?? nobody
+    this.permissions = call.permissions
   }
 
   get signal(): AbortSignal {

@@ -1,6 +1,6 @@
 import { isCoded } from '../../kernel/index.ts'
 import { toExactJson } from './json.ts'
-import type { ErrorCategory, ExecutionResponse, NextAction, ToolErrorDetail, ToolFailure } from './types.ts'
+import type { Effect, ErrorCategory, ExecutionResponse, NextAction, ToolErrorDetail, ToolFailure } from './types.ts'
 
 const categories: readonly string[] = [
   'validation',
@@ -49,9 +49,22 @@ export function cancelled(began: boolean): ToolFailure {
   return failureOf('CANCELLED', 'cancelled', `the call was cancelled ${what}`)
 }
 
-/** The failure a tool reports with a CodedError; `undefined` for anything else that was thrown. */
-export function reportedFailure(error: unknown): ToolFailure | undefined {
-  if (!isCoded(error) || !isToolErrorDetail(error.detail)) return undefined
+/** Running it a second time is no second time. */
+export function isHarmless(effect: Effect): boolean {
+  return effect === 'none' || effect === 'read'
+}
+
+/**
+ * The failure a tool reports with a CodedError; `undefined` for anything else that was thrown.
+ * @param isRepeatable the tool has no effects, so that whatever passes may be tried again
+ */
+export function reportedFailure(error: unknown, isRepeatable: boolean): ToolFailure | undefined {
+  if (!isCoded(error)) return undefined
+  if (error.code === 'WORKERS_BUSY') {
+    const more = isRepeatable ? { retryable: true, retry_after: 1 } : {}
+    return failureOf(error.code, 'capacity', 'too much work is waiting already', more)
+  }
+  if (!isToolErrorDetail(error.detail)) return undefined
   const { category, ...more } = error.detail
   return failureOf(error.code, category, error.message, more)
 }

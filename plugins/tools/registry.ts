@@ -26,6 +26,8 @@ export interface ListedTool {
   readonly checkOutput: Check
   /** What a caller needs to be permitted; `undefined` for a tool that asks nobody. */
   readonly confirmation: string | undefined
+  /** What a caller needs where every call needs a permission. */
+  readonly permission: string
   /** Whether a successful result may be used again. */
   readonly cacheable: boolean
 }
@@ -178,6 +180,7 @@ function derive(tool: Tool, entry: string, checks: WeakMap<JsonSchema, Check>): 
       checkOutput: compile(tool.output),
       confirmation:
         tool.effect === 'destructive' || tool.confirmation === 'required' ? `confirm:${tool.name}` : undefined,
+      permission: `tool:${tool.name}`,
       cacheable: description.idempotent && (tool.effect === 'none' || tool.effect === 'read')
     }
   } catch (error) {
@@ -204,7 +207,7 @@ function contained(check: Check): Check {
 
 /** Types hold this for TypeScript; a plugin may be JavaScript. */
 function wrongPart(tool: Tool): string | undefined {
-  const { description, input, output, effect, confirmation, timeoutMs, run, next } = tool as Partial<Tool>
+  const { description, input, output, effect, confirmation, timeoutMs, run, next, verify } = tool as Partial<Tool>
   if (typeof description !== 'string') return 'description has to be a string'
   if (typeof input !== 'object' || input === null) return 'input has to be a JSON Schema'
   if (typeof output !== 'object' || output === null) return 'output has to be a JSON Schema'
@@ -216,6 +219,7 @@ function wrongPart(tool: Tool): string | undefined {
     return `timeoutMs has to be a whole number from 1 to ${maxTimeoutMs}`
   }
   if (typeof run !== 'function') return 'run has to be a function'
+  if (verify !== undefined && typeof verify !== 'function') return 'verify has to be a function'
   if (next !== undefined && typeof next !== 'function') return 'next has to be a function'
   return undefined
 }

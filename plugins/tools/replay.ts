@@ -1,111 +1,268 @@
-import { CodedError, isCoded } from '../../kernel/index.ts'
-import type { Key, Store, Versioned } from '../store/types.ts'
-import type { Caller, ErrorCategory } from './types.ts'
+import { setImmediate } from 'node:timers/promises'
+import { type Awaitable, CodedError } from '../../kernel/index.ts'
+import type { Key, RangeOptions, Store, Transaction } from '../store/types.ts'
+import type { Batch } from './batch.ts'
+import { timeOf } from './execution-id.ts'
+import type { Caller, Effect, ErrorCategory } from './types.ts'
 
-const collection = 'tool_executions'
+/** {@link Reservation} by principal, session and request id: of calls under way, and of those nobody knows the end of. */
+const open = 'tools.open'
+/** {@link Finished}, likewise. */
+const finished = 'tools.finished'
+/** {@link Ended} by execution id, oldest first. */
+const endings = 'tools.endings'
+/** How many request ids are taken, open or finished, by principal. */
+const counts = 'tools.counts'
 
 /** Stands for "none" in a key: a number, so that no principal or session of any name can be taken for it. */
 const none = 0
 
+/** What is read or removed at once, after which others get their turn. */
+const pageSize = 100
+
 /** An id that is taken: its tool runs, or nobody knows how it ended. */
 export interface Reservation {
-  readonly state: 'reserved'
   readonly tool: string
+  readonly effect: Effect
   readonly fingerprint: string
   readonly execution_id: string
   /** Unix time in milliseconds. */
   readonly created_at_ms: number
 }
 
-/** An id whose answer is known, and given again to whoever asks. */
-export interface Finished extends Omit<Reservation, 'state'> {
-  readonly state: 'finished'
+/** What is given again to whoever asks. */
+export interface Result {
   /** Of the error in `text`; `null` when it has none. */
   readonly category: ErrorCategory | null
+  readonly code: string | null
   /** The answer, byte for byte. */
   readonly text: string
 }
 
-/** What became of an execution: its answer is kept, its id is free again, or its id stays taken without an answer. */
-export type Fate = 'record' | 'release' | 'leave'
+/** An id whose answer is known. */
+export interface Finished extends Reservation, Result {}
+
+interface Ended {
+  readonly key: Key
+  /** Unix time in milliseconds. */
+  readonly at_ms: number
+}
+
+/** What the store knows of an id. */
+export type Known = { readonly open: Reservation } | { readonly finished: Finished } | undefined
+
+/** An id that this process is at work on. Plain data, shared by all generations of the registry. */
+export interface Claim {
+  readonly fingerprint: string
+  readonly execution_id: string
+  /** The earlier call has ended, and its tool is asked how. */
+  isVerifying: boolean
+}
+
+/** By the text of the key. */
+export type Claims = Map<string, Claim>
 
 /** Ids by principal, session and request id: the space of one caller never meets that of another. */
 export function keyOf(caller: Caller, requestId: string): Key {
   return [caller.principal ?? none, caller.session ?? none, requestId]
 }
 
-/** What the store says of an id that is taken. */
-export type Taken = Finished | 'conflict' | 'uncertain'
-
-/** Remembers, in the store, which request ids are taken and what they were answered. */
-export interface Replay {
-  /**
-   * At hand when the id is taken already, and the store has it at hand.
-   * @returns `undefined` when the id is now taken by `mine`, on disk, and has to be {@link settle}d
-   * @throws what the store failed with
-   */
-  reserve(key: Key, mine: Reservation): Taken | Promise<Taken | undefined>
-  /**
-   * Resolves once the fate is on disk.
-   * @throws CodedError `IDEMPOTENCY_CONFLICT` when the reservation is no longer there; or what the store failed with
-   */
-  settle(key: Key, mine: Reservation, fate: Fate, category: ErrorCategory | undefined, text: string): Promise<void>
+/** A reservation that nothing waits for. */
+export interface LooseReservation {
+  /** Set it where the answer is there already: what is not written yet will not be. */
+  isNeedless: boolean
+  readonly made: Promise<unknown>
 }
 
-type Stored = Versioned<Reservation | Finished> | undefined
+/** What bounds the memory. */
+export interface Bounds {
+  /** Request ids of one principal, finished or not. */
+  readonly maxIds: number
+  /** How long an answer is kept at least, in milliseconds. */
+  readonly ttlMs: number
+}
 
-/** @param running execution ids of what this process is at work on, shared by all generations of the registry */
-export function createReplay(store: Store, running: Set<string>): Replay {
-  function judge({ value }: Versioned<Reservation | Finished>, mine: Reservation): Taken {
-    if (value.fingerprint !== mine.fingerprint) return 'conflict'
-    // An answer that is visible but not yet on disk is not given again: it could still be lost.
-    return value.state === 'reserved' || running.has(value.execution_id) ? 'uncertain' : value
+/**
+ * Remembers, in the store, which request ids are taken and what they were answered. Each resolves once it is on disk, and
+ * throws what the store failed with.
+ */
+export interface Replay {
+  /** At hand where the store is. */
+  find(key: Key): Awaitable<Known>
+  /** Whether the principal has no room for another id. */
+  isFull(key: Key): Awaitable<boolean>
+  /** @returns whether there was room */
+  reserve(key: Key, mine: Reservation): Promise<boolean>
+  /** Reserves some time soon. What it fails with is told by `made` alone. */
+  reserveUnless(key: Key, mine: Reservation): LooseReservation
+  /**
+   * The id of an earlier call becomes that of this one.
+   * @returns whether it was still that of the earlier call
+   */
+  takeOver(key: Key, earlier: Reservation, mine: Reservation): Promise<boolean>
+  /**
+   * Keeps the answer.
+   * @param isReserved `false`: the reservation may be missing
+   * @param also what else is written with it
+   * @returns whether there was room; always, where it was reserved
+   * @throws CodedError `IDEMPOTENCY_CONFLICT` when the id is no longer that of this call
+   */
+  record(
+    key: Key,
+    mine: Reservation,
+    result: Result,
+    isReserved?: boolean,
+    also?: (tx: Transaction) => void
+  ): Promise<boolean>
+  /** Frees the id. @throws CodedError `IDEMPOTENCY_CONFLICT` likewise */
+  release(key: Key, mine: Reservation, isReserved?: boolean, also?: (tx: Transaction) => void): Promise<void>
+  /** Removes answers that are older than what is kept. Ends early once `isClosing`. */
+  expire(isClosing: () => boolean): Promise<void>
+  /** Open ids, some at a time, between which others get their turn. */
+  openIds(): AsyncIterable<readonly [Key, Reservation]>
+  /** Whether the execution with this id has an answer that is kept. */
+  isFinished(executionId: string): Promise<boolean>
+}
+
+export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Bounds, now: () => number): Replay {
+  const countOf = async (reader: Pick<Store, 'get'>, key: Key): Promise<number> => {
+    const count = reader.get<number>(counts, [key[0]!])
+    return (count instanceof Promise ? await count : count)?.value ?? 0
   }
 
-  async function take(key: Key, mine: Reservation): Promise<Taken | undefined> {
-    while (true) {
-      try {
-        await store.atomically((tx) => tx.put(collection, key, mine, 0), { durable: true })
-        running.add(mine.execution_id)
-        return undefined
-      } catch (error) {
-        if (!isCoded(error, 'STORE_CONFLICT')) throw error
-      }
-      // Somebody else was faster; unless it is free again already, the id is theirs.
-      const present = await store.get<Reservation | Finished>(collection, key)
-      if (present !== undefined) return judge(present, mine)
-    }
+  async function add(tx: Transaction, key: Key, amount: number): Promise<void> {
+    const count = (await countOf(tx, key)) + amount
+    if (count > 0) tx.put(counts, [key[0]!], count)
+    else tx.remove(counts, [key[0]!])
+  }
+
+  async function isOpen(tx: Transaction, key: Key, { execution_id }: Reservation): Promise<boolean> {
+    return (await tx.get<Reservation>(open, key))?.value.execution_id === execution_id
+  }
+
+  const whenOpen = (reservation: { readonly value: Reservation } | undefined): Known =>
+    reservation && { open: reservation.value }
+
+  function findOpen(key: Key): Awaitable<Known> {
+    const found = store.get<Reservation>(open, key)
+    return found instanceof Promise ? found.then(whenOpen) : whenOpen(found)
+  }
+
+  async function reserve(tx: Transaction, key: Key, mine: Reservation): Promise<boolean> {
+    if ((await tx.get(finished, key)) !== undefined || (await tx.get(open, key)) !== undefined) throw taken()
+    if ((await countOf(tx, key)) >= maxIds) return false
+    tx.put(open, key, mine)
+    await add(tx, key, 1)
+    return true
   }
 
   return {
-    reserve(key, mine) {
-      const decide = (present: Stored): Taken | Promise<Taken | undefined> =>
-        present === undefined ? take(key, mine) : judge(present, mine)
-      const present = store.get<Reservation | Finished>(collection, key)
-      return present instanceof Promise ? present.then(decide) : decide(present)
+    find(key) {
+      const found = store.get<Finished>(finished, key)
+      if (found instanceof Promise) {
+        return found.then((there) => (there === undefined ? findOpen(key) : { finished: there.value }))
+      }
+      return found === undefined ? findOpen(key) : { finished: found.value }
     },
 
-    async settle(key, mine, fate, category, text) {
-      try {
-        if (fate === 'leave') return
-        await store.atomically(
-          async (tx) => {
-            const present = await tx.get<Reservation | Finished>(collection, key)
-            if (present?.value.state !== 'reserved' || present.value.execution_id !== mine.execution_id) {
-              throw new CodedError('IDEMPOTENCY_CONFLICT', 'the reservation was settled by somebody else meanwhile')
+    isFull(key) {
+      const count = store.get<number>(counts, [key[0]!])
+      const judge = (found: { readonly value: number } | undefined) => (found?.value ?? 0) >= maxIds
+      return count instanceof Promise ? count.then(judge) : judge(count)
+    },
+
+    reserve: (key, mine) => batch.add((tx) => reserve(tx, key, mine)),
+
+    reserveUnless(key, mine) {
+      const made = batch.add((tx) => loose.isNeedless || reserve(tx, key, mine))
+      const loose: LooseReservation = { isNeedless: false, made }
+      // Who needs it awaits it; for everyone else the answer will tell.
+      made.catch(() => {})
+      return loose
+    },
+
+    takeOver: (key, earlier, mine) =>
+      batch.add(async (tx) => {
+        if (!(await isOpen(tx, key, earlier))) return false
+        tx.put(open, key, mine)
+        return true
+      }),
+
+    record: (key, mine, result, isReserved = true, also) =>
+      batch.add(async (tx) => {
+        if (await isOpen(tx, key, mine)) {
+          tx.remove(open, key)
+        } else {
+          if (isReserved || (await tx.get(open, key)) !== undefined || (await tx.get(finished, key)) !== undefined) {
+            throw taken()
+          }
+          if ((await countOf(tx, key)) >= maxIds) return false
+          await add(tx, key, 1)
+        }
+        const kept: Finished = { ...mine, ...result }
+        const ended: Ended = { key, at_ms: now() }
+        tx.put(finished, key, kept)
+        tx.put(endings, [mine.execution_id], ended)
+        also?.(tx)
+        return true
+      }),
+
+    release: (key, mine, isReserved = true, also) =>
+      batch.add(async (tx) => {
+        if (await isOpen(tx, key, mine)) {
+          tx.remove(open, key)
+          await add(tx, key, -1)
+          also?.(tx)
+        } else if (isReserved) {
+          throw taken()
+        }
+      }),
+
+    async expire(isClosing) {
+      const latestMs = now() - ttlMs
+      for await (const page of pages<Ended>(store, endings)) {
+        const due = page.filter(([, { at_ms }]) => at_ms <= latestMs)
+        if (isClosing()) return
+        if (due.length > 0) {
+          await batch.add(async (tx) => {
+            const removed = new Map<string | number, number>()
+            for (const [id, { key }] of due) {
+              if ((await tx.get(endings, id)) === undefined) continue
+              tx.remove(endings, id)
+              tx.remove(finished, key)
+              removed.set(key[0]!, (removed.get(key[0]!) ?? 0) + 1)
             }
-            if (fate === 'release') {
-              tx.remove(collection, key)
-              return
-            }
-            const finished: Finished = { ...mine, state: 'finished', category: category ?? null, text }
-            tx.put(collection, key, finished, present.version)
-          },
-          { durable: true }
-        )
-      } finally {
-        running.delete(mine.execution_id)
+            for (const [principal, count] of removed) await add(tx, [principal], -count)
+          })
+        }
+        // Those behind it began later than anything that could have ended by then.
+        if (timeOf(String(page.at(-1)?.[0][0])) > latestMs) return
       }
-    }
+    },
+
+    async *openIds() {
+      for await (const page of pages<Reservation>(store, open)) yield* page
+    },
+
+    isFinished: async (executionId) => (await store.get(endings, [executionId])) !== undefined
   }
+}
+
+/** What a collection holds, in order, in pages between which others get their turn. */
+async function* pages<T>(store: Store, collection: string): AsyncGenerator<readonly (readonly [Key, T])[]> {
+  let options: RangeOptions = { limit: pageSize }
+  while (true) {
+    const page: (readonly [Key, T])[] = []
+    for await (const [key, { value }] of store.range<T>(collection, [], options)) page.push([key, value])
+    const last = page.at(-1)
+    if (last === undefined) return
+    yield page
+    if (page.length < pageSize) return
+    options = { limit: pageSize, after: last[0] }
+    await setImmediate()
+  }
+}
+
+function taken(): CodedError {
+  return new CodedError('IDEMPOTENCY_CONFLICT', 'the request_id was taken, or settled, by somebody else meanwhile')
 }

@@ -1,65 +1,152 @@
 import { type Awaitable, type Collector, type Logger, renderIssues } from '../../kernel/index.ts'
+import type { Audit } from '../audit/types.ts'
 import type { Store } from '../store/types.ts'
 import { AbortFan } from './abort-fan.ts'
-import { failed } from './answer.ts'
+import { type Answer, failed } from './answer.ts'
+import { createBatch } from './batch.ts'
 import { Call, type CallHost } from './call.ts'
+import { createExecutions, type Executions } from './executions.ts'
 import { cancelled, failureOf, invalidArguments } from './failures.ts'
+import { createGrants, createGrantsState, type Grants, type GrantsState } from './grants.ts'
+import { createHistory, createHistoryState, type History, type HistoryState, recordOf } from './history.ts'
 import { createOnce } from './once.ts'
+import { createPolicies, type PolicyOptions, type Windows } from './policies.ts'
 import { createRegistry, type ListedTool, type RegistryState } from './registry.ts'
-import { createReplay } from './replay.ts'
+import { type Claims, createReplay } from './replay.ts'
 import type { Turns } from './turns.ts'
-import type { Caller, ExecuteRequest, Execution, Tool, ToolFailure, Tools } from './types.ts'
+import type { ExecuteRequest, Execution, Tool, ToolFailure, Tools } from './types.ts'
 
 const maxRequestIdBytes = 256
 
 /** What all generations of the registry share. Plain data: the next generation may be other code. */
 export interface SharedState extends RegistryState {
   readonly turns: Turns
-  /** Execution ids. */
-  readonly running: Set<string>
+  readonly claims: Claims
+  readonly grants: GrantsState
+  readonly windows: Windows
+  readonly history: HistoryState
 }
 
 export function createSharedState(): SharedState {
-  return { revision: 0, shown: [], checks: new WeakMap(), turns: new Map(), running: new Set() }
+  return {
+    revision: 0,
+    shown: [],
+    checks: new WeakMap(),
+    turns: new Map(),
+    claims: new Map(),
+    grants: createGrantsState(),
+    windows: new Map(),
+    history: createHistoryState()
+  }
+}
+
+export interface Options extends PolicyOptions {
+  /** Deadline of tools that set none of their own. */
+  readonly timeout_ms: number
+  readonly max_output_bytes: number
+  /** How long an answer is kept for its request id. */
+  readonly request_id_ttl_seconds: number
+  /** Request ids that are kept for one principal. */
+  readonly max_request_ids: number
+  /** Permissions by principal. */
+  readonly grants: Readonly<Record<string, readonly string[]>>
+  /** One line for each call. */
+  readonly log_executions: boolean
 }
 
 export interface ToolsDependencies {
   readonly store: Store
+  readonly audit: Audit | undefined
   readonly state: SharedState
   readonly log: Logger
-  /** Deadline of tools that set none of their own, in milliseconds. */
-  readonly timeoutMs: number
   /** Unix time in milliseconds. */
   readonly now: () => number
   /** Milliseconds of a clock that only goes forward. */
   readonly monotonicMs: () => number
-  /** An id that was never given out before: `exec_` and a UUID. */
+  /** An id that was never given out before, as `createExecutionIds` makes them. */
   readonly newExecutionId: () => string
 }
 
-/** The registry and the pipeline, and what has to be told of the tools that come and go. */
-export function createTools(dependencies: ToolsDependencies): { tools: Tools; collector: Collector<Tool> } {
-  const { store, state, log, now, newExecutionId } = dependencies
-  const once = createOnce(createReplay(store, state.running), log, now)
+export interface ToolsParts {
+  readonly tools: Tools
+  readonly collector: Collector<Tool>
+  readonly grants: Grants
+  readonly history: History
+  readonly executions: Executions
+  /** Removes answers that are older than what is kept. Never rejects. */
+  tend(): Promise<void>
+  /** Resolves when nothing is being removed any more. */
+  close(): Promise<void>
+}
+
+/** The registry and the pipeline, what has to be told of the tools that come and go, and what operators work with. */
+export function createTools(options: Options, dependencies: ToolsDependencies): ToolsParts {
+  const { store, audit, state, log, now, monotonicMs, newExecutionId } = dependencies
+  const maxOutputBytes = options.max_output_bytes
   const registry = createRegistry(state, (error, { entry }) => log.error('a tool was left out', { entry, error }))
-  const { turns } = state
-  const { timeoutMs, monotonicMs } = dependencies
-  const host: CallHost = { turns, aborts: new AbortFan(), timeoutMs, monotonicMs, log }
+  const { turns, claims } = state
+  const host: CallHost = {
+    turns,
+    aborts: new AbortFan(),
+    timeoutMs: options.timeout_ms,
+    maxOutputBytes,
+    monotonicMs,
+    log
+  }
+  const bounds = { maxIds: options.max_request_ids, ttlMs: options.request_id_ttl_seconds * 1_000 }
+  const replay = createReplay(store, createBatch(store), bounds, now)
+  const once = createOnce(replay, claims, host, () => void tend(), now)
+  const grants = createGrants(store, audit, state.grants, options.grants)
+  const refusalOf = createPolicies(options, state.windows, monotonicMs)
+  const history = createHistory(state.history, log, options.log_executions)
+  const executions = createExecutions({
+    replay,
+    claims,
+    find: (name) => registry.find(name),
+    audit,
+    maxOutputBytes,
+    log
+  })
+  let tending: Promise<void> | undefined
+  let isClosing = false
+
+  function tend(): Promise<void> {
+    tending ??= replay
+      .expire(() => isClosing)
+      .catch((error: unknown) => log.error('old answers could not be removed; it will be tried again', { error }))
+      .finally(() => {
+        tending = undefined
+      })
+    return tending
+  }
 
   function execute(request: ExecuteRequest): Awaitable<Execution> {
     const id = newExecutionId()
-    const { tool: name, requestId } = request
-    request.listener?.({ event: 'execution.started', data: { execution_id: id, tool: name } })
-    const listed = registry.find(name)
+    const startedAtMs = now()
+    const startedMs = monotonicMs()
+    const listed = registry.find(request.tool)
+    const conclude = (answer: Answer): Answer => {
+      const durationMs = Math.max(0, Math.round((monotonicMs() - startedMs) * 1_000) / 1_000)
+      history.note(id, recordOf(request, listed?.tool.effect, answer, startedAtMs, durationMs))
+      return answer
+    }
+    request.listener?.({ event: 'execution.started', data: { execution_id: id, tool: request.tool } })
+    const answer = run(request, listed, id)
+    return answer instanceof Promise ? answer.then(conclude) : conclude(answer)
+  }
+
+  function run(request: ExecuteRequest, listed: ListedTool | undefined, id: string): Awaitable<Answer> {
+    const { tool: name, requestId, caller } = request
     if (listed === undefined) return failed(id, name, unknownTool(name))
-    const refusal = refusalOf(listed, request.caller)
+    const permissions = grants.of(caller)
+    const refusal = refusalOf(listed, caller, permissions)
     if (refusal !== undefined) return failed(id, name, refusal)
     if (requestId !== undefined && !isRequestId(requestId)) return failed(id, name, invalidId())
     const issues = listed.checkInput(request.arguments)
     if (issues.length > 0) return failed(id, name, invalidArguments(renderIssues(issues)))
     if (typeof request.signal === 'object' && request.signal.aborted) return failed(id, name, cancelled(false))
-    const call = new Call(host, listed, request, id)
-    return requestId === undefined ? call.run() : once(call, request, requestId, id)
+    const call = new Call(host, listed, request, id, permissions)
+    return requestId === undefined ? call.run() : once(call, requestId)
   }
 
   const tools: Tools = {
@@ -72,19 +159,18 @@ export function createTools(dependencies: ToolsDependencies): { tools: Tools; co
     catalog: () => registry.catalog(),
     execute
   }
-  return { tools, collector: registry.collector }
-}
-
-/** Trusted context alone decides: nothing of the request but the name of the tool. */
-function refusalOf({ tool, confirmation }: ListedTool, { principal, permissions }: Caller): ToolFailure | undefined {
-  if (confirmation !== undefined && permissions?.has(confirmation) !== true) {
-    const message = `tool '${tool.name}' needs a person's confirmation: the caller has no permission '${confirmation}'`
-    return failureOf('CONFIRMATION_REQUIRED', 'permission', message)
+  return {
+    tools,
+    collector: registry.collector,
+    grants,
+    history,
+    executions,
+    tend,
+    async close() {
+      isClosing = true
+      await tending
+    }
   }
-  if (principal === undefined && tool.anonymous !== true) {
-    return failureOf('FORBIDDEN', 'permission', `tool '${tool.name}' is not open to callers without a credential`)
-  }
-  return undefined
 }
 
 /** Counted in bytes; and well-formed, since half a surrogate pair has no bytes of its own to be told apart by. */

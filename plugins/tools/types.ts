@@ -52,6 +52,15 @@ export interface ToolContext {
   readonly progress: (update: ProgressUpdate) => void
 }
 
+/**
+ * What {@link Tool.verify} found out about an earlier call: its effect came about, and this is its output; it did not, and
+ * will not; or nobody can tell.
+ */
+export type Verdict<R = unknown> =
+  | { readonly happened: true; readonly output: R }
+  | { readonly happened: false }
+  | 'unknown'
+
 export interface ProgressUpdate {
   readonly progress: number
   readonly total?: number
@@ -85,6 +94,14 @@ export interface Tool<I = unknown, R = unknown> {
    * message go out as they are. Anything else thrown is logged whole and answered as `TOOL_PANIC`, showing nothing.
    */
   run(input: I, context: ToolContext): Awaitable<R>
+  /**
+   * Asks the world how an earlier call with a request id ended, where nobody knows: its process was killed, its client
+   * left, or its answer could not be kept. Called when the same call comes again, with its input, and once the earlier
+   * `run` has ended for certain; `context.executionId` is that of the earlier call. Changes nothing. The answer becomes
+   * the recorded result, frees the id for this very call, or leaves it uncertain, as throwing does, and taking longer
+   * than the tool's deadline.
+   */
+  verify?(input: I, context: ToolContext): Awaitable<Verdict<R>>
 }
 
 /** A tool as the catalog shows it: exactly these eight members, in this order. */
@@ -103,6 +120,7 @@ export interface ToolDescription {
 export interface Caller {
   readonly principal: string | undefined
   readonly session?: string
+  /** Beside those that configuration and administrators grant to the principal. */
   readonly permissions?: ReadonlySet<string>
 }
 

@@ -15,7 +15,7 @@ import { enterTurn, leaveTurn, quitTurn, type Turns } from '../../plugins/tools/
 import type { ExecuteRequest, Execution, ExecutionEvent, Tool } from '../../plugins/tools/types.ts'
 import { FaultyStore } from '../fakes/faulty-store.ts'
 import { fixtureTools, toolOf, toolsPlugin, World } from '../fixtures/carmy-tools.ts'
-import { type HouseEntry, type HouseOptions, startHouse } from '../harness.ts'
+import { type HouseEntry, type HouseOptions, type LogLine, startHouse } from '../harness.ts'
 
 type T = Parameters<typeof startHouse>[0]
 
@@ -55,6 +55,26 @@ function nested(levels: number): unknown {
   let value: unknown[] = []
   for (let level = 1; level < levels; level += 1) value = [value]
   return value
+}
+
+const isError = ({ level }: LogLine): boolean => level === 'error'
+
+/** What a process leaves behind that is killed while `serial` runs: the reservation of the id, and nothing after it. */
+async function leaveBehind({ run, world, services }: Awaited<ReturnType<typeof startTools>>, requestId: string) {
+  const store = services('store')
+  const key = ['user:ann', 0, requestId]
+  const running = run('serial', { gate: requestId }, { requestId })
+  await world.until(`serial ${requestId}`)
+  const reservation = (await store.get<{ execution_id: string }>('tools.open', key))?.value
+  if (reservation === undefined) throw new Error('nothing was reserved')
+  world.open(requestId)
+  await running
+  await store.atomically((tx) => {
+    tx.remove('tools.finished', key)
+    tx.remove('tools.endings', [reservation.execution_id])
+    tx.put('tools.open', key, reservation)
+  })
+  return reservation.execution_id
 }
 
 /** The code of the error, or the status where there is none. */
@@ -342,7 +362,7 @@ t.test('the pipeline', async (t) => {
 
     t.notOk(execution instanceof Promise)
     const { response, text, replayed, category } = execution as Execution
-    t.match(response.execution_id, /^exec_[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/)
+    t.match(response.execution_id, /^exec_[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/)
     t.strictSame(response, {
       execution_id: response.execution_id,
       status: 'completed',
@@ -439,7 +459,7 @@ t.test('the pipeline', async (t) => {
       t.match(response, { status: 'failed', error: { code: 'INVALID_OUTPUT', category: 'internal' } }, name)
       t.notOk('data' in response)
     }
-    t.match(lines.at(-1), { level: 'error', tool: 'wrong', reason: /must be string/ })
+    t.match(lines.findLast(isError), { level: 'error', tool: 'wrong', reason: /must be string/ })
   })
 
   t.test('passes on what a tool reports, and shows nothing of what it throws otherwise', async (t) => {
@@ -489,7 +509,7 @@ t.test('the pipeline', async (t) => {
       t.notMatch(text, /secret/i)
     }
     t.match(await run('boom', { later: true }), { response: { error: { code: 'TOOL_PANIC' } } })
-    t.match(lines.at(-1), { level: 'error', tool: 'boom', error: { message: 'a secret of the inside' } })
+    t.match(lines.findLast(isError), { level: 'error', tool: 'boom', error: { message: 'a secret of the inside' } })
   })
 
   t.test('gives a tool its caller and its ids, and nothing of the arguments as such', async (t) => {
@@ -1005,20 +1025,21 @@ t.test('a request id', async (t) => {
     const store = services('store')
     for (const [gate, other] of [
       ['freed', undefined],
-      ['taken over', { state: 'reserved', execution_id: 'another', fingerprint: 'x' }]
+      ['taken over', { execution_id: 'another', fingerprint: 'x' }]
     ] as const) {
-      const running = run('sleep', { gate }, { requestId: 'taken' })
-      await world.until(`sleep ${gate}`)
+      const running = run('serial', { gate }, { requestId: 'taken' })
+      await world.until(`serial ${gate}`)
       await store.atomically((tx) => {
-        if (other === undefined) tx.remove('tool_executions', key)
-        else tx.put('tool_executions', key, other)
+        if (other === undefined) tx.remove('tools.open', key)
+        else tx.put('tools.open', key, other)
       })
       world.open(gate)
 
       const { response } = await running
 
       t.match(response.error, { code: 'IDEMPOTENCY_CONFLICT', category: 'conflict' }, gate)
-      t.strictSame((await store.get('tool_executions', key))?.value, other)
+      t.strictSame((await store.get('tools.open', key))?.value, other)
+      t.equal(await store.get('tools.finished', key), undefined)
     }
   })
 
@@ -1026,23 +1047,17 @@ t.test('a request id', async (t) => {
     const dataFolder = t.testdir()
     const before = await startTools(t, fixtureTools, { dataFolder })
     const first = await before.run('count', { k: 'a' }, { requestId: 'kept' })
-    // What a process that is killed leaves behind: the reservation, and nothing after it.
-    const running = before.run('sleep', { gate: 'act' }, { requestId: 'caught' })
-    await before.world.until('sleep act')
-    const { value } = (await before.services('store').get('tool_executions', ['user:ann', 0, 'caught'])) ?? {}
-    before.world.open('act')
-    await running
-    await before.services('store').atomically((tx) => tx.put('tool_executions', ['user:ann', 0, 'caught'], value))
-    await before.kernel.stop()
+    await leaveBehind(before, 'caught')
 
+    await before.kernel.stop()
     const { run, world } = await startTools(t, fixtureTools, { dataFolder })
     const again = await run('count', { k: 'a' }, { requestId: 'kept' })
 
     t.equal(again.text, first.text)
     t.equal(again.replayed, true)
     t.equal(outcome(await run('count', { k: 'b' }, { requestId: 'kept' })), 'IDEMPOTENCY_CONFLICT')
-    t.equal(outcome(await run('sleep', { gate: 'act' }, { requestId: 'caught' })), 'EXECUTION_UNCERTAIN')
-    t.equal(outcome(await run('sleep', { gate: 'x' }, { requestId: 'caught' })), 'IDEMPOTENCY_CONFLICT')
+    t.equal(outcome(await run('serial', { gate: 'caught' }, { requestId: 'caught' })), 'EXECUTION_UNCERTAIN')
+    t.equal(outcome(await run('serial', { gate: 'x' }, { requestId: 'caught' })), 'IDEMPOTENCY_CONFLICT')
     t.strictSame(world.runs, [])
   })
 })
@@ -1091,7 +1106,7 @@ t.test('a store that fails', async (t) => {
         tool
       )
       t.strictSame(response._agent.next_actions, [])
-      t.match(lines.at(-1), { level: 'error', error: { code: 'STORE_FAILED' } })
+      t.match(lines.findLast(isError), { error: { code: 'STORE_FAILED' } })
       store.commitsLeft = 9
       t.equal(outcome(await run(tool, input, { requestId: 'a' })), 'EXECUTION_UNCERTAIN')
       t.equal(world.count(tool), 1)

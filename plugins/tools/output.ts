@@ -1,0 +1,41 @@
+import { type Logger, renderIssues } from '../../kernel/index.ts'
+import { type Answer, completed } from './answer.ts'
+import { toExactJson } from './json.ts'
+import type { ListedTool } from './registry.ts'
+
+/** An answer, or why the output is not what the tool promises. */
+export type Judged =
+  | { readonly answer: Answer; readonly reason?: undefined }
+  | { readonly answer?: undefined; readonly reason: string }
+
+/** Makes an answer of what a tool gave, or somebody gave in its place. @param maxBytes of the output as JSON */
+export function judgeOutput(
+  listed: ListedTool,
+  executionId: string,
+  output: unknown,
+  maxBytes: number,
+  log: Logger
+): Judged {
+  const json = toExactJson(output)
+  if (json === undefined) return { reason: 'it is not plain JSON' }
+  // A UTF-16 unit is three bytes at most.
+  if (json.length * 3 > maxBytes && Buffer.byteLength(json) > maxBytes) return { reason: tooLong(json, maxBytes) }
+  const issues = listed.checkOutput(output)
+  if (issues.length > 0) return { reason: renderIssues(issues) }
+  return { answer: completed(executionId, json, listed.cacheable, nextAfter(listed, executionId, output, log)) }
+}
+
+function tooLong(json: string, maxBytes: number): string {
+  return `it has ${Buffer.byteLength(json)} bytes as JSON, at most ${maxBytes} are allowed`
+}
+
+/** As JSON; nothing where the tool has no advice, or none that can be told. */
+function nextAfter({ tool }: ListedTool, execution_id: string, output: unknown, log: Logger): string | undefined {
+  if (tool.next === undefined) return undefined
+  try {
+    return JSON.stringify(tool.next(output))
+  } catch (error) {
+    log.error('a tool could not say what comes next', { tool: tool.name, execution_id, error })
+    return undefined
+  }
+}
