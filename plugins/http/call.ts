@@ -92,6 +92,10 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
     }
   }
 
+  json(): unknown {
+    return parseJson(this.rawBody ?? noBytes)
+  }
+
   /** Made when it is first asked for: most handlers never do. */
   get signal(): AbortSignal {
     if (this.#controller === undefined) {
@@ -134,7 +138,7 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
       if (this.method !== 'OPTIONS') {
         return this.#refuse(405, `${this.method} is not possible here`, ['allow', match.resource.allow])
       }
-      const lines = ['allow', match.resource.allow, ...options.cors.vary]
+      const lines = ['allow', match.resource.allow, ...options.always, ...options.cors.vary]
       const origin = this.header('origin')
       if (origin !== undefined) options.cors.preflight(origin, lines)
       return this.#exchange.send(204, this.id, new Head(lines), undefined)

@@ -15,6 +15,8 @@ import type { DispatchReply, DispatchRequest, FetchOptions, Guard, Route } from 
 export interface DispatcherOptions {
   readonly log: Logger
   readonly cors: Cors
+  /** Headers of every answer: name, value, name, value, … */
+  readonly always: readonly string[]
   /** False while plugins start: what is not there yet may be in a moment. */
   readonly isReady: () => boolean
   /** Holds the generation of http the dispatcher belongs to. */
@@ -42,7 +44,7 @@ export class Dispatcher implements Handler {
 
   constructor(options: DispatcherOptions) {
     this.options = options
-    this.heads = new Heads(options.cors)
+    this.heads = new Heads(options.cors, options.always)
     this.table = this.tableOf([])
   }
 

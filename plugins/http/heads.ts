@@ -17,6 +17,18 @@ const defaults: Readonly<Record<AnswerKind, readonly string[]>> = {
   other: []
 }
 
+/** What keeps a browser from showing an answer as a page, or from guessing what it is. */
+export const securityHeaders: readonly string[] = [
+  'x-content-type-options',
+  'nosniff',
+  'x-frame-options',
+  'DENY',
+  'referrer-policy',
+  'no-referrer',
+  'content-security-policy',
+  "default-src 'none'; frame-ancestors 'none'"
+]
+
 const noStore = ['cache-control', 'no-store']
 const noHeaders: Headers = Object.freeze({})
 
@@ -46,13 +58,16 @@ type Known = WeakMap<Headers, Partial<Record<AnswerKind, Head>>>
 /** Makes heads, and keeps those that come again and again: of headers that are frozen, or of none at all. */
 export class Heads {
   readonly #cors: Cors
+  readonly #always: readonly string[]
   readonly #api: Known = new WeakMap()
   readonly #other: Known = new WeakMap()
   /** Checked names, in lower case; empty for those that are ours to say. */
   readonly #names = new Map<string, string>()
 
-  constructor(cors: Cors) {
+  /** @param always name, value, name, value, …: on every answer that does not say otherwise */
+  constructor(cors: Cors, always: readonly string[] = []) {
     this.#cors = cors
+    this.#always = always
   }
 
   /**
@@ -87,6 +102,7 @@ export class Heads {
     addDefaults(lines, defaults[kind])
     addDefaults(lines, more)
     if (isApi) addDefaults(lines, noStore)
+    addDefaults(lines, this.#always)
     lines.push(...this.#cors.vary)
     return lines
   }

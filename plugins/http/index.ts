@@ -4,6 +4,7 @@ import { TrustedProxies } from './client-address.ts'
 import { Cors } from './cors.ts'
 import { Dispatcher, guardsOf } from './dispatcher.ts'
 import { Front } from './front.ts'
+import { securityHeaders } from './heads.ts'
 import { openServer, type TransportChoice } from './listen.ts'
 import { embeddedRoutes, ownRoutes } from './own-routes.ts'
 import { createRateState, type RateLimitConfig, RateLimits } from './rate-limits.ts'
@@ -18,6 +19,7 @@ export interface Config {
   readonly listen: boolean
   readonly embedded: boolean
   readonly cors_origins: readonly string[]
+  readonly security_headers: boolean
   readonly max_body_bytes: number
   readonly max_connections: number
   readonly keep_alive_interval_ms: number
@@ -55,6 +57,11 @@ const config = schemaOf<Config>({
       description:
         'Origins whose pages may call with credentials, such as https://app.example; "*" is any, without them'
     },
+    security_headers: {
+      type: 'boolean',
+      default: false,
+      description: 'Answers tell browsers not to guess their type, nor to show them as pages or in frames'
+    },
     max_body_bytes: {
       type: 'integer',
       minimum: 0,
@@ -86,7 +93,7 @@ const config = schemaOf<Config>({
       type: 'object',
       additionalProperties: false,
       default: {},
-      description: 'Requests beyond these are answered 429; 0 is no limit. GET /health is not counted',
+      description: 'Requests beyond these are answered 429; 0 is no limit. GET /health and /ready are not counted',
       properties: {
         global_requests_per_minute: { ...perMinute, description: 'From everybody together' },
         per_client_requests_per_minute: { ...perMinute, description: 'From one IPv4 address, or one IPv6 /64' },
@@ -149,6 +156,7 @@ export default definePlugin({
     const dispatcher = new Dispatcher({
       log: ctx.log,
       cors: new Cors(config.cors_origins),
+      always: config.security_headers ? securityHeaders : [],
       isReady: () => ctx.services.kernel?.isReady() ?? true,
       hold: () => ctx.lease(),
       nextId: front.nextId,

@@ -82,7 +82,9 @@ export class RateLimits {
    * @returns the seconds after which it would be let in; 0 when it is
    */
   admit(request: GuardRequest): number {
-    if (request.path === '/health' && (request.method === 'GET' || request.method === 'HEAD')) return 0
+    // Whoever watches the server must not take it for down because it is busy.
+    const isProbe = request.path === '/health' || request.path === '/ready'
+    if (isProbe && (request.method === 'GET' || request.method === 'HEAD')) return 0
     const now = this.#now()
     let waitMs = 0
     for (const limit of this.#limits) waitMs = Math.max(waitMs, limit.look(request, now))

@@ -48,6 +48,11 @@ export interface Request<P = Record<string, string>, Q = unknown, B = unknown> e
   readonly body: B
   /** The bytes of the body, only where the route asks with `rawBody`. */
   readonly rawBody: Uint8Array | undefined
+  /**
+   * The bytes as JSON, with the checks of a JSON route: for a route that looks at the bytes first.
+   * @throws CodedError `HTTP_BODY_INVALID`
+   */
+  json(): unknown
   readonly principal: Principal
   /**
    * Fires when the work is pointless or must end: the client left (`CLIENT_GONE`), the server stops

@@ -118,10 +118,11 @@ t.test('who is refused by one limit uses up nothing of another', async (t) => {
   t.equal(other.admitted(1, { address: '192.0.2.2' }), 1, 'a noisy neighbour takes nothing away')
 })
 
-t.test('GET and HEAD /health are never refused nor counted', async (t) => {
+t.test('GET and HEAD of /health and /ready are never refused nor counted', async (t) => {
   const { admitted } = limited({ global_requests_per_minute: 1 })
   t.equal(admitted(100, { path: '/health' }), 100)
   t.equal(admitted(100, { path: '/health', method: 'HEAD' }), 100)
+  t.equal(admitted(100, { path: '/ready' }), 100)
   t.equal(admitted(2, { path: '/health', method: 'POST' }), 1)
   t.equal(admitted(2, { path: '/health/detailed' }), 0)
 })

@@ -2,6 +2,7 @@ import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { CodedError, definePlugin, type KernelControl, type Plugin, schemaOf } from '../../kernel/index.ts'
+import http from '../../plugins/http/index.ts'
 import { CompiledRoutes } from '../../plugins/http/route-checks.ts'
 import type { DispatchRequest, Guard, Reply, Request, Route, StreamEvent } from '../../plugins/http/types.ts'
 import { version } from '../../plugins/http/version.ts'
@@ -530,6 +531,55 @@ t.test('a query is checked, and its texts become what the schema says', async (t
   t.match(await ask('GET', '/api/list?page=abc'), { status: 400, body: { error: 'page must be integer' } })
   t.match(await ask('GET', '/api/list?q=1&q=2'), { status: 400 })
   t.match(await ask('GET', '/api/list?q=%ff&token=Sekret-77'), { status: 400, body: { error: /percent escape/ } })
+})
+
+t.test('a handler may look at the bytes first and read them as JSON then', async (t) => {
+  const { ask } = await house(t, [
+    route('POST', '/hook', (request) => ({ body: { got: request.json() } }), { rawBody: true })
+  ])
+  const send = (body: string) => ask('POST', '/hook', { body, headers: { 'content-type': 'text/plain' } })
+
+  t.match(await send('{"a":[1]}'), { status: 200, body: { got: { a: [1] } } })
+  for (const wrong of ['{', '', '9007199254740993', 'null,']) {
+    t.match(await send(wrong), { status: 400, body: { code: 'INVALID_INPUT' } }, wrong)
+  }
+})
+
+t.test('row 121: headers for browsers stand on every answer where the program says so, and on none else', async (t) => {
+  const headers = {
+    'x-content-type-options': 'nosniff',
+    'x-frame-options': 'DENY',
+    'referrer-policy': 'no-referrer',
+    'content-security-policy': "default-src 'none'; frame-ancestors 'none'"
+  }
+  const own = { 'content-security-policy': "default-src 'self'" }
+  const rig = plugin('rig', [
+    echo('/api/echo'),
+    route('GET', '/page', () => ({ headers: own, text: 'x' })),
+    route('GET', '/response', () => new Response('x', { headers: { 'X-Frame-Options': 'SAMEORIGIN' } }))
+  ])
+  for (const security_headers of [true, false]) {
+    const config = { listen: false, security_headers }
+    const { services } = await startHouse(t, [{ plugin: http, config }, { plugin: rig }], { store: false })
+    const ask = async (method: string, path: string, more: object = {}) =>
+      (await services('http').dispatch({ method, path, ...more })).headers
+    const found = [
+      await ask('GET', '/health'),
+      await ask('GET', '/nowhere'),
+      await ask('DELETE', '/api/echo'),
+      await ask('OPTIONS', '/api/echo'),
+      await ask('POST', '/api/echo', { body: { a: 1 } }),
+      await ask('POST', '/api/echo', { body: '{', headers: { 'content-type': 'application/json' } }),
+      await ask('GET', '/health', { headers: { origin: 'http://localhost:3000' } })
+    ]
+    for (const each of found) {
+      if (security_headers) t.match(each, headers)
+      else for (const name of Object.keys(headers)) t.notOk(name in each, name)
+    }
+    if (!security_headers) continue
+    t.match(await ask('GET', '/page'), { ...headers, ...own }, 'what an answer says itself stays')
+    t.match(await ask('GET', '/response'), { ...headers, 'x-frame-options': 'SAMEORIGIN' })
+  }
 })
 
 t.test('the bytes of a body are handed over where the route asks for them', async (t) => {
