@@ -204,10 +204,17 @@ function toWebRequest(request: HttpRequest, signal?: AbortSignal): Request {
   return new Request(`http://localhost${request.path}`, init)
 }
 
-/** The same stream, whose end is told: that it was read to, or that its reader left. */
+/** A comment of server-sent events. */
+const comment = new TextEncoder().encode(':\n\n')
+
+/**
+ * The same stream, whose end is told: that it was read to, or that its reader left. It begins with a comment, since
+ * nothing goes out before its first byte, and clients wait for the head of the answer.
+ */
 function watch(stream: ReadableStream<Uint8Array>, onEnd: () => void): ReadableStream<Uint8Array> {
   const reader = stream.getReader()
   return new ReadableStream({
+    start: (controller) => controller.enqueue(comment),
     async pull(controller) {
       const step = await reader.read()
       if (!step.done) return controller.enqueue(step.value)

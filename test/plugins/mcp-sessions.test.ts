@@ -1,0 +1,335 @@
+import { once } from 'node:events'
+import { request as httpRequest } from 'node:http'
+import { type CallToolResult, Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client'
+import t from 'tap'
+import { isCoded } from '../../kernel/index.ts'
+import { eras, startMcp } from '../fixtures/mcp-house.ts'
+import { toolOf, toolsPlugin } from '../fixtures/carmy-tools.ts'
+
+type House = Awaited<ReturnType<typeof startMcp>>
+
+const initialize = {
+  jsonrpc: '2.0',
+  id: 1,
+  method: 'initialize',
+  params: { protocolVersion: '2025-11-25', capabilities: {}, clientInfo: { name: 'raw', version: '1' } }
+}
+const ping = { jsonrpc: '2.0', id: 2, method: 'ping' }
+
+/** Begins a session by hand. @returns the headers of its requests */
+async function begin({ post }: House, headers: Record<string, string> = {}): Promise<Record<string, string>> {
+  const response = await post(initialize, headers)
+  await response.text()
+  return {
+    ...headers,
+    'mcp-session-id': response.headers.get('mcp-session-id') ?? '',
+    'mcp-protocol-version': '2025-11-25'
+  }
+}
+
+async function statusOf(answer: Promise<Response>): Promise<number> {
+  const response = await answer
+  await response.text()
+  return response.status
+}
+
+/** Sends an initialize with a Host that `fetch` would not let through. */
+async function statusWithHost(base: string, host: string): Promise<number | undefined> {
+  const headers = { host, 'content-type': 'application/json', accept: 'application/json, text/event-stream' }
+  const request = httpRequest(`${base}/mcp`, { method: 'POST', headers })
+  request.end(JSON.stringify(initialize))
+  const [response] = (await once(request, 'response')) as [import('node:http').IncomingMessage]
+  response.resume()
+  return response.statusCode
+}
+
+t.test('case 117: a foreign Host or Origin is answered 403', async (t) => {
+  const house = await startMcp(t)
+  const { base, post, kernel } = house
+  t.equal(await statusWithHost(base, 'evil.example'), 403)
+  t.equal(await statusWithHost(base, 'evil.example:80'), 403)
+  t.equal(await statusWithHost(base, 'localhost.evil.example'), 403)
+  for (const host of ['localhost', 'LOCALHOST:3000', '127.0.0.1:9', '[::1]:3000']) {
+    t.equal(await statusWithHost(base, host), 200, host)
+  }
+  for (const origin of [
+    'https://evil.example',
+    'null',
+    'http://localhost.evil.example',
+    'http://evil.example/localhost'
+  ]) {
+    const refused = await post(initialize, { origin })
+    t.equal(refused.status, 403, origin)
+    t.match(await refused.json(), { jsonrpc: '2.0', id: null, error: { code: -32000, message: /allowed_origins/ } })
+  }
+  t.equal(await statusOf(post(initialize, { origin: 'http://localhost:6274' })), 200)
+  t.equal(await statusOf(fetch(`${base}/mcp`, { headers: { origin: 'https://evil.example' } })), 403, 'also the stream')
+
+  await kernel.update('mcp', { allowed_hosts: ['agents.example'], allowed_origins: ['*'] })
+  t.equal(await statusWithHost(base, 'agents.example'), 200)
+  t.equal(await statusWithHost(base, 'localhost'), 403)
+})
+
+t.test('case 116: discovery tells of it while it is there', async (t) => {
+  const { services, kernel, base, post } = await startMcp(t, { config: { path: '/agent/mcp' } })
+  const discover = async () => {
+    const { body } = await services('http').dispatch({ method: 'GET', path: '/.well-known/agent' })
+    return body as { capabilities: string[]; mcp_url?: string }
+  }
+  t.match(await discover(), { capabilities: ['tools', 'streaming', 'idempotency', 'mcp'], mcp_url: '/agent/mcp' })
+  t.equal(await statusOf(post(initialize)), 404)
+  await kernel.update('mcp', {})
+  t.match(await discover(), { mcp_url: '/mcp' })
+  t.equal(await statusOf(post(initialize)), 200)
+  await kernel.retire('mcp')
+  t.strictSame((await discover()).capabilities, ['tools', 'streaming', 'idempotency'])
+  t.notOk('mcp_url' in (await discover()))
+  t.equal(await statusOf(fetch(`${base}/mcp`)), 404)
+})
+
+t.test('callers are those of carmy', async (t) => {
+  const house = await startMcp(t)
+  const { connect, post, kernel } = house
+  for (const era of eras) {
+    const client = await connect({ era, headers: { 'x-as': 'ada', 'x-grant': 'confirm:wipe' } })
+    t.strictSame((await client.callTool({ name: 'whoami' })).structuredContent, {
+      principal: 'user:ada',
+      permissions: ['confirm:wipe']
+    })
+    t.strictSame((await client.callTool({ name: 'private' })).structuredContent, { ok: true })
+    t.strictSame((await client.callTool({ name: 'wipe' })).structuredContent, { ok: true })
+  }
+  t.equal(await statusOf(post(initialize, { 'x-as': 'nobody-we-know' })), 401)
+
+  await kernel.update('mcp', { require_auth: true })
+  const refused = await post(initialize)
+  t.equal(refused.status, 401)
+  t.equal(refused.headers.get('www-authenticate'), 'Bearer')
+  t.match(await refused.json(), { error: { code: -32000, message: /credential/ } })
+  t.equal(await statusOf(post(initialize, { 'x-as': 'ada' })), 200)
+})
+
+t.test('a session is its owner’s alone, and ends when it is deleted', async (t) => {
+  const house = await startMcp(t)
+  const { post, base } = house
+  const mine = await begin(house, { 'x-as': 'ada' })
+  t.equal(await statusOf(post(ping, mine)), 200)
+  t.equal(await statusOf(post(ping, { ...mine, 'x-as': 'bob' })), 404)
+  t.equal(await statusOf(post(ping, { ...mine, 'x-as': '' })), 404)
+  t.equal(await statusOf(fetch(`${base}/mcp`, { method: 'DELETE', headers: { ...mine, 'x-as': 'bob' } })), 404)
+  t.equal(await statusOf(post(ping, { ...mine, 'mcp-session-id': 'made-up' })), 404)
+  t.equal(await statusOf(post(ping)), 400, 'none at all')
+  t.equal(await statusOf(fetch(`${base}/mcp`, { headers: { accept: 'text/event-stream' } })), 400)
+  t.equal(await statusOf(fetch(`${base}/mcp`, { method: 'DELETE', headers: mine })), 200)
+  t.equal(await statusOf(post(ping, mine)), 404)
+})
+
+t.test('what is no message of the protocol is refused in its form', async (t) => {
+  const house = await startMcp(t)
+  const { post } = house
+  const refusal = async (body: unknown, headers?: Record<string, string>) => {
+    const response = await post(body, headers)
+    return { status: response.status, body: await response.json() }
+  }
+  t.match(await refusal('{'), { status: 400, body: { id: null, error: { code: -32700 } } })
+  t.match(await refusal('7'), { status: 400, body: { error: { code: Number } } })
+  t.match(await refusal(initialize, { 'content-type': 'text/plain' }), {
+    status: 415,
+    body: { error: { code: -32000 } }
+  })
+  t.match(await refusal(initialize, { accept: 'application/json' }), { status: 406, body: { error: { code: -32000 } } })
+  t.match(await refusal(' '.repeat(1_048_577)), { status: 413, body: { error: { code: -32000 } } })
+  const mine = await begin(house)
+  const call =
+    '{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"count","arguments":{"k":"a","more":9007199254740993}}}'
+  t.match(await refusal(call, mine), { status: 400, body: { error: { code: -32700 } } }, 'no number is rounded')
+  t.equal(house.world.count('count'), 0)
+})
+
+t.test('sessions are bounded: the one idle for longest makes room, an anonymous one first', async (t) => {
+  const house = await startMcp(t, { config: { max_sessions: 2 } })
+  const { post, world, base } = house
+  const ada = await begin(house, { 'x-as': 'ada' })
+  const guest = await begin(house)
+  t.equal(await statusOf(post(ping, ada)), 200)
+  t.equal(await statusOf(post(ping, guest)), 200)
+  const bob = await begin(house, { 'x-as': 'bob' })
+  t.equal(await statusOf(post(ping, guest)), 404, 'it was used last, but anybody could have it')
+  t.equal(await statusOf(post(ping, bob)), 200)
+  t.equal(await statusOf(post(ping, ada)), 200)
+
+  // One is at work and one listens: neither makes room.
+  const call = { jsonrpc: '2.0', id: 5, method: 'tools/call', params: { name: 'sleep', arguments: { gate: 'room' } } }
+  const working = post(call, ada)
+  await world.until('sleep room')
+  const stream = await fetch(`${base}/mcp`, { headers: { ...bob, accept: 'text/event-stream' } })
+  const full = await post(initialize)
+  t.equal(full.status, 503)
+  t.ok(Number(full.headers.get('retry-after')) > 0)
+  await full.text()
+  world.open('room')
+  t.match(await (await working).text(), /room/)
+  await stream.body?.cancel()
+  t.equal(await statusOf(post(initialize)), 200)
+})
+
+t.test('a session that nobody uses ends', async (t) => {
+  const house = await startMcp(t, { config: { session_idle_timeout_ms: 1 } })
+  const mine = await begin(house)
+  const before = performance.now()
+  while (performance.now() < before + 2) await Promise.resolve()
+  await begin(house, { 'x-as': 'somebody whose coming sweeps' })
+  t.equal(await statusOf(house.post(ping, mine)), 404)
+})
+
+t.test('sessions, calls and streams outlive a swap of the plugin', async (t) => {
+  const { connect, world, kernel } = await startMcp(t)
+  for (const era of eras) {
+    let hear = () => {}
+    const heard = new Promise<void>((resolve) => (hear = resolve))
+    const listChanged = { tools: { autoRefresh: false, debounceMs: 0, onChanged: () => hear() } }
+    const client = await connect({ era, options: { listChanged } })
+    const running = client.callTool({ name: 'sleep', arguments: { gate: era } })
+    await world.until(`sleep ${era}`)
+    await kernel.update('mcp', { execution_meta: true, server: `server for ${era}` })
+    const after = await client.callTool({ name: 'echo', arguments: { text: 'a' } })
+    t.match(after._meta, { 'carmy/execution_id': /^exec_/, 'carmy/status': 'completed' }, 'by the new configuration')
+    world.open(era)
+    t.strictSame((await running).structuredContent, { gate: era })
+    const plugin = toolsPlugin(() => [toolOf({ name: era, run: () => 1 })], `extra-${era}`)
+    await kernel.begin({ id: `extra-${era}`, plugin, config: {} })
+    await heard
+    t.pass(`a stream of ${era} begun before the swap tells what changed after it`)
+  }
+})
+
+t.test('a retired plugin ends what its clients had begun', async (t) => {
+  const { connect, world, kernel } = await startMcp(t, { settings: { drain_timeout_ms: 1 } })
+  for (const era of eras) {
+    await (await connect({ era })).ping().catch(() => {})
+  }
+  const client = await connect()
+  const running = client.callTool({ name: 'watch' })
+  await world.until('watch began')
+  await kernel.retire('mcp')
+  await world.until('watch aborted')
+  t.equal(world.aborted.length, 1)
+  // Either it was told so, or its connection had ended before.
+  await running.then(
+    (result) => t.match(result, { isError: true, _meta: { 'carmy/error': { code: 'CANCELLED' } } }),
+    () => t.pass('cut off')
+  )
+})
+
+t.test('a change that a session slept through is told when it listens again', async (t) => {
+  const house = await startMcp(t)
+  const mine = await begin(house)
+  const plugin = toolsPlugin(() => [toolOf({ name: 'extra', run: () => 1 })], 'extra')
+  await house.kernel.begin({ id: 'extra', plugin, config: {} })
+  const listen = () => fetch(`${house.base}/mcp`, { headers: { ...mine, accept: 'text/event-stream' } })
+  const stream = await listen()
+  t.equal((await listen()).status, 409, 'one stream for a session')
+  const reader = stream.body?.getReader()
+  let text = ''
+  while (!text.includes('list_changed')) text += new TextDecoder().decode((await reader?.read())?.value)
+  t.match(text, /^:\n\nevent: message\ndata: .*"notifications\/tools\/list_changed"/)
+  await reader?.cancel()
+})
+
+t.test('a client that leaves', async (t) => {
+  const house = await startMcp(t)
+  const { base, world, connect } = house
+  const call = (tool: string, requestId: string, input: object) => ({
+    jsonrpc: '2.0',
+    id: 9,
+    method: 'tools/call',
+    params: { name: tool, arguments: input, _meta: { 'carmy/request_id': requestId } }
+  })
+
+  t.test('a session: its call runs on, and the answer waits', async (t) => {
+    const mine = await begin(house)
+    const controller = new AbortController()
+    const leaving = fetch(`${base}/mcp`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json', accept: 'application/json, text/event-stream', ...mine },
+      body: JSON.stringify(call('sleep', 'left', { gate: 'left' })),
+      signal: controller.signal
+    })
+    await world.until('sleep left')
+    controller.abort()
+    await t.rejects(leaving)
+    world.open('left')
+    const client = await connect()
+    let again: CallToolResult
+    do {
+      again = (await client.callTool({
+        name: 'sleep',
+        arguments: { gate: 'left' },
+        _meta: { 'carmy/request_id': 'left' }
+      })) as CallToolResult
+    } while (codeOf(again) === 'EXECUTION_UNCERTAIN')
+    t.strictSame(again.structuredContent, { gate: 'left' })
+    t.equal(world.count('sleep'), 1)
+  })
+
+  t.test('a request that stands for itself: it is cancelled, and what came of it is not known', async (t) => {
+    const controller = new AbortController()
+    const client = await connect({ era: 'auto' })
+    const leaving = client.callTool(
+      { name: 'watch', arguments: {}, _meta: { 'carmy/request_id': 'cut' } },
+      { signal: controller.signal }
+    )
+    await world.until('watch began')
+    controller.abort()
+    await t.rejects(leaving)
+    await world.until('watch aborted')
+    t.ok(isCoded(world.aborted.at(-1), 'CLIENT_GONE'))
+    const again = await client.callTool({ name: 'watch', arguments: {}, _meta: { 'carmy/request_id': 'cut' } })
+    t.equal(codeOf(again as CallToolResult), 'EXECUTION_UNCERTAIN')
+  })
+})
+
+function codeOf({ _meta }: CallToolResult): unknown {
+  return (_meta?.['carmy/error'] as { code?: string } | undefined)?.code
+}
+
+t.test('a confirmation is asked of the client only where that is switched on', async (t) => {
+  const { base, world, kernel } = await startMcp(t)
+  const ask = async (era: (typeof eras)[number], answer: object | undefined) => {
+    const asked: unknown[] = []
+    const capabilities = answer === undefined ? {} : { elicitation: { form: {} } }
+    const client = new Client({ name: 'asking', version: '1' }, { capabilities, versionNegotiation: { mode: era } })
+    if (answer !== undefined) {
+      client.setRequestHandler('elicitation/create', (request) => {
+        asked.push(request.params)
+        return answer as never
+      })
+    }
+    await client.connect(new StreamableHTTPClientTransport(new URL(`${base}/mcp`)))
+    const result = (await client.callTool({ name: 'wipe' })) as CallToolResult
+    await client.close()
+    return { asked, code: codeOf(result), content: result.structuredContent }
+  }
+  const yes = { action: 'accept', content: { confirm: true } }
+  for (const era of eras) {
+    t.match(await ask(era, yes), { asked: [], code: 'CONFIRMATION_REQUIRED' }, `${era}, switched off`)
+  }
+  await kernel.update('mcp', { elicit_confirmation: true })
+  t.equal(world.count('wipe'), 0)
+  for (const era of eras) {
+    const runs = world.count('wipe')
+    const form = {
+      message: /wipe/,
+      requestedSchema: { required: ['confirm'], properties: { confirm: { type: 'boolean' } } }
+    }
+    t.match(await ask(era, yes), { asked: [form], code: undefined, content: { ok: true } }, era)
+    t.equal(world.count('wipe'), runs + 1)
+    for (const no of [{ action: 'decline' }, { action: 'cancel' }, { action: 'accept', content: { confirm: false } }]) {
+      const { asked, code } = await ask(era, no)
+      t.equal(asked.length, 1, 'asked once')
+      t.equal(code, 'CONFIRMATION_REQUIRED', `${era} ${JSON.stringify(no)}`)
+    }
+    t.match(await ask(era, undefined), { code: 'CONFIRMATION_REQUIRED' }, `${era}, a client that cannot ask`)
+    t.equal(world.count('wipe'), runs + 1)
+  }
+})
