@@ -1,10 +1,10 @@
-import { createHash } from 'node:crypto'
 import { CodedError, isCoded } from '../../kernel/index.ts'
 import type { Store, Transaction } from '../store/types.ts'
 import type { Workers } from '../workers/types.ts'
 import type { StagedSegment, TextIndex } from './bm25.ts'
-import { bestChunks, type ChunkOptions, chunkDefaults, chunkText, findChunkStrategy } from './chunk.ts'
+import { bestChunks, type ChunkOptions, chunkDefaults, findChunkStrategy } from './chunk.ts'
 import type { Encoder } from './encoder.ts'
+import { hashOf } from './fingerprint.ts'
 import {
   checkName,
   type ChunkRecord,
@@ -22,7 +22,7 @@ import {
 import { buildSegment, type Segment } from './segment.ts'
 import type { RagState } from './state.ts'
 import type { AnalyseInput } from './tasks/analyse.ts'
-import type { CutInput } from './tasks/cut.ts'
+import { type Cut, type CutInput, cutText } from './tasks/cut.ts'
 import type { Analyser, Language } from './text.ts'
 import type { Ingested, IngestOptions, MetadataValue, NewDocument, Owner } from './types.ts'
 import type { StagedVectors, VectorIndex } from './vectors.ts'
@@ -139,10 +139,10 @@ export async function ingest(
   document: CheckedDocument,
   options: IngestOptions
 ): Promise<Ingested> {
-  const texts = await cutText(parts, document, options.signal)
+  const cut = await cutDocument(parts, document, options.signal)
   for (let tries = 1; ; tries++) {
     try {
-      return await attempt(parts, owner, document, texts, options)
+      return await attempt(parts, owner, document, cut, options)
     } catch (error) {
       if (!(error instanceof CollectionChanged)) throw error
       if (tries === mostTries) {
@@ -152,25 +152,20 @@ export async function ingest(
   }
 }
 
-interface Cut {
-  readonly places: Uint32Array
+interface CutDocument extends Cut {
   readonly language: Language | undefined
 }
 
-async function cutText(
+async function cutDocument(
   { workers, analyser }: IngestParts,
   { content, chunks }: CheckedDocument,
   signal: AbortSignal | undefined
-): Promise<Cut> {
-  let places: Uint32Array
-  if (content.length <= smallText) {
-    places = Uint32Array.from(chunkText(content, chunks).flatMap(({ start, end }) => [start, end]))
-  } else {
-    const input: CutInput = { text: content, options: chunks }
-    places = await runTask<Uint32Array>(workers, 'rag/cut', input, signal)
-  }
-  if (places.length === 0) throw invalid('Content too small to chunk')
-  return { places, language: analyser.detect(content.slice(0, smallText)) }
+): Promise<CutDocument> {
+  const input: CutInput = { text: content, options: chunks }
+  const cut =
+    content.length <= smallText ? cutText(content, chunks) : await runTask<Cut>(workers, 'rag/cut', input, signal)
+  if (cut.places.length === 0) throw invalid('Content too small to chunk')
+  return { ...cut, language: analyser.detect(content.slice(0, smallText)) }
 }
 
 /** A thread may die under a task for reasons of its own: that is tried once more. */
@@ -201,7 +196,7 @@ async function attempt(
   parts: IngestParts,
   owner: Owner,
   document: CheckedDocument,
-  { places, language }: Cut,
+  { places, language, fingerprint }: CutDocument,
   { signal, onProgress }: IngestOptions
 ): Promise<Ingested> {
   const { store, workers, text, vectors: vectorIndex, analyser, encoder, state, now, newId } = parts
@@ -250,7 +245,7 @@ async function attempt(
       chunks: 0,
       ...(space === undefined || model === undefined ? {} : { vectors: { index: space, model, dimensions } })
     }
-    const identities = identitiesOf(document)
+    const identities = identitiesOf(document, fingerprint)
     const same = new Set<string>()
     for (const identity of identities) {
       const known = await tx.get<string>(kept.identities, [collectionId, identity])
@@ -411,15 +406,10 @@ export async function removeDocument(
  * What makes two documents the same: source and title, where there is a source; and the text itself, blanks apart,
  * from one source.
  */
-function identitiesOf({ source, title, content }: CheckedDocument): string[] {
-  const text = hashOf(content.replaceAll(/\s+/g, ' ').trim())
-  const identities = [hashOf(JSON.stringify(['text', source, text]))]
+function identitiesOf({ source, title }: CheckedDocument, fingerprint: string): string[] {
+  const identities = [hashOf(JSON.stringify(['text', source, fingerprint]))]
   if (source !== null) identities.push(hashOf(JSON.stringify(['source', source, title])))
   return identities
-}
-
-function hashOf(text: string): string {
-  return createHash('sha256').update(text).digest('base64url')
 }
 
 export function throwIfAborted(signal: AbortSignal | undefined): void {

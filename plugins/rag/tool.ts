@@ -17,6 +17,8 @@ interface Output {
     readonly collection: string
   }[]
   readonly total: number
+  /** The documents of the results, as chat shows them. */
+  readonly sources: readonly { readonly title: string; readonly url: string | null; readonly relevance_score: number }[]
 }
 
 const orNull = { type: ['string', 'null'] } as const
@@ -24,7 +26,7 @@ const orNull = { type: ['string', 'null'] } as const
 /** Finds something in the collections of whoever runs it. */
 export function searchTool(rag: Rag): Tool<Input, Output> {
   return {
-    name: 'rag_search',
+    name: 'rag',
     description: "Searches the caller's own documents and returns the passages that answer best, with their sources.",
     input: schemaOf<Input>({
       type: 'object',
@@ -38,7 +40,7 @@ export function searchTool(rag: Rag): Tool<Input, Output> {
     }),
     output: schemaOf<Output>({
       type: 'object',
-      required: ['results', 'total'],
+      required: ['results', 'total', 'sources'],
       properties: {
         results: {
           type: 'array',
@@ -54,7 +56,19 @@ export function searchTool(rag: Rag): Tool<Input, Output> {
             }
           }
         },
-        total: { type: 'integer', minimum: 0 }
+        total: { type: 'integer', minimum: 0 },
+        sources: {
+          type: 'array',
+          items: {
+            type: 'object',
+            required: ['title', 'url', 'relevance_score'],
+            properties: {
+              title: { type: 'string' },
+              url: orNull,
+              relevance_score: { type: 'number', minimum: 0, maximum: 1 }
+            }
+          }
+        }
       }
     }),
     effect: 'read',
@@ -71,7 +85,12 @@ export function searchTool(rag: Rag): Tool<Input, Output> {
             source,
             collection
           })),
-          total
+          total,
+          sources: hits.map(({ title, source, score, collection }) => ({
+            title: title ?? source ?? collection,
+            url: source !== null && /^https?:\/\//i.test(source) ? source : null,
+            relevance_score: score
+          }))
         }
       } catch (error) {
         throw isCoded(error, 'RAG_COLLECTION_UNKNOWN') || isCoded(error, 'RAG_INVALID') ? readable(error) : error

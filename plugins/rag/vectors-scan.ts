@@ -93,7 +93,7 @@ function toHalf(bits: number): number {
   return sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >>> 13) & 1)) >>> 13)
 }
 
-export function fromHalves(bytes: Buffer): Float32Array {
+export function fromHalves(bytes: Uint8Array): Float32Array {
   const numbers = new Float32Array(bytes.length / 2)
   const bits = new Uint32Array(numbers.buffer)
   for (let at = 0; at < numbers.length; at++) {

@@ -1,7 +1,13 @@
+import { randomUUID } from 'node:crypto'
+import { readdir, rm } from 'node:fs/promises'
+import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
-import { CodedError } from '../../kernel/index.ts'
+import { CodedError, type Logger } from '../../kernel/index.ts'
 import type { Key, Reader, Store, Transaction } from '../store/types.ts'
+import type { Workers } from '../workers/types.ts'
 import { createCache } from './cache.ts'
+import type { Extended, ExtendInput } from './tasks/extend-graph.ts'
+import { assertGraphs, type Graph, openGraph } from './vectors-graph.ts'
 import { createBest, fromHalves, type Matches, scan, toHalves } from './vectors-scan.ts'
 
 /**
@@ -9,6 +15,10 @@ import { createBest, fromHalves, type Matches, scan, toHalves } from './vectors-
  * Whatever is not in the head does not exist, so adding, removing and dropping happen together with the caller's own
  * records or not at all. An index has the name and the ordinals of the text index of the same collection; its vectors are
  * of unit length and of one number of dimensions.
+ *
+ * A search looks at every vector, which is exact, until there are so many that a graph is worth it (`vectors-graph.ts`):
+ * that is made in a worker thread, beside searches and changes, and kept in a file that can be made again. What it does
+ * not have yet is still looked at, and what it has and was removed is left out.
  *
  * Codes: `RAG_VECTORS_DIMENSIONS` (vectors or a query of other dimensions than the index; detail `expected` and `found`),
  * `RAG_VECTORS_DAMAGED`.
@@ -45,6 +55,8 @@ export interface VectorIndex {
   maintain(index: string): Promise<void>
   /** Frees what a process that was killed left behind. At start, before anything is staged. */
   sweep(): Promise<void>
+  /** Ends the making of graphs: what was made so far counts. Nothing may be asked for afterwards. */
+  stop(): Promise<void>
 }
 
 export interface VectorIndexSize {
@@ -52,6 +64,8 @@ export interface VectorIndexSize {
   /** `undefined` before the first vector. */
   readonly dimensions: number | undefined
   readonly segments: number
+  /** Of them, those that the graph has. */
+  readonly graphed: number
 }
 
 export interface StagedVectors {
@@ -77,13 +91,52 @@ export interface VectorHit {
 export interface VectorIndexOptions {
   /** Decoded vectors that are kept, in bytes. */
   readonly cacheBytes: number
+  /** Without it every search is exact. */
+  readonly graphs?: GraphOptions
+  /** Its own when left out. */
+  readonly work?: VectorWork
   /** Monotonic milliseconds. */
   readonly clock?: () => number
+}
+
+export interface GraphOptions {
+  /** Runs the task `rag/extend-graph`. */
+  readonly workers: Workers
+  /**
+   * Vectors from which on an index gets a graph. It is extended when a quarter of that (and a sixteenth of what it has) is
+   * not in it yet, and made anew when a third of what it has was removed.
+   */
+  readonly from: number
+  readonly log: Logger
+}
+
+/** What is being done to the indexes of a store. All who change them share it: one would free what another writes. */
+export interface VectorWork {
+  /** Segments that are being written, by key. */
+  readonly staging: Set<string>
+  readonly maintained: Map<string, Promise<void>>
+  /** Indexes whose graph is being made, and the segments that are put into it. */
+  readonly growing: Map<string, Set<string>>
+  /** Graphs are made one at a time: this resolves after the last one. */
+  turn: Promise<void>
+}
+
+export function createVectorWork(): VectorWork {
+  return { staging: new Set(), maintained: new Map(), growing: new Map(), turn: Promise.resolve() }
 }
 
 interface Head {
   dimensions: number
   segments: SegmentEntry[]
+  graph?: GraphEntry
+}
+
+interface GraphEntry {
+  /** Its name in the folder of graphs. */
+  readonly file: string
+  readonly bytes: number
+  /** In it, also those that were removed since. */
+  readonly vectors: number
 }
 
 interface SegmentEntry {
@@ -93,12 +146,16 @@ interface SegmentEntry {
   readonly end: number
   readonly vectors: number
   dead: number
+  /** The graph has its vectors. */
+  graphed: boolean
 }
 
 const collection = 'rag-vectors'
-/** Segments that are written but not (or no longer) in a head. */
+const headCollection = 'rag-vectors-heads'
+/** Segments and graphs that are written but not (or no longer) in a head. */
 const looseCollection = 'rag-vectors-loose'
-const headKey = 'head'
+/** Before the name of the file of a graph, among what is loose. */
+const graphMark = 'graph:'
 
 /** Of one turn of the event loop. */
 const sliceMs = 5
@@ -113,6 +170,14 @@ const mostMerged = 32
 /** Vectors of a segment that is merged no further. */
 const largestSegment = 16_384
 const mostTries = 16
+/** Vectors that are put into a graph at once: each time its file is written anew. A quarter of the graph, within these. */
+const leastGrowth = 8_192
+const mostGrowth = 32_768
+/** Nodes that are asked of a graph before a search rather looks at all vectors. */
+const mostAsked = 2_048
+const graphsOpen = 32
+/** After a graph could not be made. */
+const pauseMs = 60_000
 
 /** A segment that the head named was gone when it was read: another head has come. */
 class StaleSegment extends Error {}
@@ -120,12 +185,19 @@ class StaleSegment extends Error {}
 export function createVectorIndex(store: Store, options: VectorIndexOptions): VectorIndex {
   const { clock = () => performance.now() } = options
   const cache = createCache<Float32Array | Float64Array | Uint8Array>(options.cacheBytes)
-  /** Segments that this process is writing, by key. */
-  const staging = new Set<string>()
-  const maintained = new Map<string, Promise<void>>()
+  const { graphs, work = createVectorWork() } = options
+  const { staging, maintained, growing } = work
+  /** By file; the oldest first. */
+  const opened = new Map<string, Promise<Graph | undefined>>()
+  /** Files that turned out not to be what the head says. */
+  const broken = new Set<string>()
+  const growths = new Set<Promise<void>>()
+  const stopping = new AbortController()
+  let usable: Promise<boolean> | undefined
+  let pausedUntilMs = Number.NEGATIVE_INFINITY
 
   const readHead = async (reader: Reader, index: string): Promise<Head | undefined> =>
-    (await reader.get<Head>(collection, [index, headKey]))?.value
+    (await reader.get<Head>(headCollection, [index]))?.value
 
   const readPart = async (index: string, id: string, kind: 'rows' | 'ordinals' | 'dead', number: number) => {
     const found = await store.get<string>(collection, [index, id, kind, number])
@@ -216,9 +288,11 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
     id: string,
     ordinals: Float64Array,
     dimensions: number,
-    vectors: AsyncIterable<Float32Array> | Iterable<Float32Array>
+    rows: AsyncIterable<Buffer> | Iterable<Buffer>
   ): Promise<void> => {
+    const perBlock = rowsPerBlock(dimensions)
     let blocks: [number, string][] = []
+    let block: Buffer[] = []
     let number = 0
     const write = async () => {
       const written = blocks
@@ -228,24 +302,30 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       })
       await setImmediate()
     }
-    for await (const block of toBlocks(vectors, dimensions)) {
-      blocks.push([number++, toHalves(block).toString('base64')])
+    for await (const row of rows) {
+      block.push(row)
+      if (block.length < perBlock) continue
+      blocks.push([number++, Buffer.concat(block.splice(0)).toString('base64')])
       if (blocks.length === blocksAtOnce) await write()
     }
+    if (block.length > 0) blocks.push([number, Buffer.concat(block).toString('base64')])
     await write()
     await store.atomically((tx) => tx.put(collection, [index, id, 'ordinals', 0], ordinalsText(ordinals)))
   }
 
-  /** Takes away the parts of a segment that no head names, then what told of it. */
+  /** Takes away what no head names, then what told of it. */
   const free = async (index: string, id: string): Promise<void> => {
-    for (;;) {
-      const keys: Key[] = []
-      for await (const [key] of store.range(collection, [index, id], { limit: 16 })) keys.push(key)
-      if (keys.length === 0) break
-      await store.atomically((tx) => {
-        for (const key of keys) tx.remove(collection, key)
-      })
-      await setImmediate()
+    if (id.startsWith(graphMark)) await removeFile(id.slice(graphMark.length))
+    else {
+      for (;;) {
+        const keys: Key[] = []
+        for await (const [key] of store.range(collection, [index, id], { limit: 16 })) keys.push(key)
+        if (keys.length === 0) break
+        await store.atomically((tx) => {
+          for (const key of keys) tx.remove(collection, key)
+        })
+        await setImmediate()
+      }
     }
     await store.atomically((tx) => tx.remove(looseCollection, [index, id]))
   }
@@ -258,6 +338,15 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
     }
   }
 
+  /** Who has it open goes on reading it. */
+  const removeFile = async (file: string): Promise<void> => {
+    opened.delete(file)
+    broken.delete(file)
+    await rm(await pathOf(file), { force: true })
+  }
+
+  const pathOf = async (file: string): Promise<string> => join(await store.scratch('rag'), file)
+
   const merge = async (index: string, dimensions: number, entries: readonly SegmentEntry[]): Promise<void> => {
     const first = Math.min(...entries.map((entry) => entry.first))
     const end = Math.max(...entries.map((entry) => entry.end))
@@ -269,8 +358,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       // An attempt that failed may have left something.
       if ((await store.get(looseCollection, [index, id])) !== undefined) await free(index, id)
       await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
-      /** Of each vector that is there: its ordinal, in which of the segments, and where. */
-      const places: { ordinal: number; source: number; row: number }[] = []
+      const places: { readonly ordinal: number; readonly source: number; readonly row: number }[] = []
       for (const [source, entry] of entries.entries()) {
         const ordinals = await openOrdinals(index, entry.id)
         const dead = await openDead(index, entry)
@@ -278,16 +366,24 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
           if (dead === undefined || !hasBit(dead, row)) places.push({ ordinal: ordinals[row]!, source, row })
         }
       }
+      places.sort((a, b) => a.ordinal - b.ordinal)
       const breathe = breather()
-      async function* vectors(): AsyncIterable<Float32Array> {
+      const blocks: { number: number; bytes: Buffer }[] = []
+      async function* rows(): AsyncIterable<Buffer> {
         for (const { source, row } of places) {
-          const rows = await openRows(index, entries[source]!.id, Math.floor(row / perBlock))
-          yield rows.subarray((row % perBlock) * dimensions, ((row % perBlock) + 1) * dimensions)
+          const number = Math.floor(row / perBlock)
+          let block = blocks[source]
+          if (block?.number !== number) {
+            block = { number, bytes: await readPart(index, entries[source]!.id, 'rows', number) }
+            blocks[source] = block
+          }
+          const start = (row % perBlock) * dimensions * 2
+          yield block.bytes.subarray(start, start + dimensions * 2)
           await breathe()
         }
       }
       const ordinals = Float64Array.from(places, (place) => place.ordinal)
-      await writeSegment(index, id, ordinals, dimensions, vectors())
+      await writeSegment(index, id, ordinals, dimensions, rows())
       await store.atomically(async (tx) => {
         const head = await readHead(tx, index)
         const now = entries.map((entry) => head?.segments.find((one) => one.id === entry.id))
@@ -303,13 +399,14 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
         }
         head.segments = head.segments.filter((one) => !now.includes(one))
         if (places.length > died.length) {
-          head.segments.push({ id, first, end, vectors: places.length, dead: died.length })
+          const graphed = now.every((entry) => entry!.graphed)
+          head.segments.push({ id, first, end, vectors: places.length, dead: died.length, graphed })
           if (died.length > 0) {
             tx.put(collection, [index, id, 'dead', 0], bitsOf(places.length, died).toString('base64'))
           }
           tx.remove(looseCollection, [index, id])
         }
-        tx.put(collection, [index, headKey], head)
+        tx.put(headCollection, [index], head)
         for (const entry of entries) tx.put(looseCollection, [index, entry.id], true)
       })
     } finally {
@@ -317,16 +414,228 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
     }
   }
 
-  const work = async (index: string): Promise<void> => {
+  const mergeAll = async (index: string): Promise<void> => {
     for (;;) {
       const head = await readHead(store, index)
       const segments = head?.segments ?? []
       for (const { id } of segments) staging.delete(`${index}\0${id}`)
-      const entries = mergeable(segments)
+      const taken = growing.get(index)
+      const entries = mergeable(segments.filter(({ id }) => taken?.has(id) !== true))
       if (entries !== undefined) await merge(index, head!.dimensions, entries)
       await freeLoose([index])
-      if (entries === undefined) return
+      if (entries === undefined) break
     }
+    consider(index, await readHead(store, index))
+  }
+
+  // ---- graphs
+
+  const canUseGraphs = (): Promise<boolean> => {
+    usable ??= assertGraphs().then(
+      () => true,
+      (error: unknown) => {
+        graphs?.log.warn('approximate search does not run on this machine: searches look at every vector', { error })
+        return false
+      }
+    )
+    return usable
+  }
+
+  const graphOf = async ({ dimensions, graph }: Head): Promise<Graph | undefined> => {
+    if (graphs === undefined || graph === undefined || !(await canUseGraphs())) return undefined
+    let open = opened.get(graph.file)
+    if (open === undefined) {
+      open = pathOf(graph.file)
+        .then((path) => openGraph(path, dimensions, graph.bytes))
+        .catch((error: unknown) => {
+          graphs.log.warn('the graph of an index of vectors is lost, and will be made again', { error })
+          broken.add(graph.file)
+          return undefined
+        })
+      opened.set(graph.file, open)
+      for (const file of opened.keys()) {
+        if (opened.size <= graphsOpen) break
+        opened.delete(file)
+      }
+    }
+    return open
+  }
+
+  /** @returns whether it has found enough */
+  const searchGraph = async (
+    index: string,
+    head: Head,
+    graph: Graph,
+    query: Float32Array,
+    limit: number,
+    best: Matches,
+    accept: VectorSearchOptions['accept']
+  ): Promise<boolean> => {
+    const segments: { entry: SegmentEntry; ordinals: Float64Array; dead: Uint8Array | undefined }[] = []
+    for (const entry of head.segments) {
+      if (!entry.graphed) continue
+      segments.push({ entry, ordinals: await openOrdinals(index, entry.id), dead: await openDead(index, entry) })
+    }
+    const isThere = (ordinal: number): boolean =>
+      segments.some(({ entry, ordinals, dead }) => {
+        if (ordinal < entry.first || ordinal >= entry.end) return false
+        const at = lowerBound(ordinals, ordinal)
+        return ordinals[at] === ordinal && (dead === undefined || !hasBit(dead, at))
+      })
+    const all = head.graph!.vectors
+    const there = segments.reduce((sum, { entry }) => sum + entry.vectors - entry.dead, 0)
+    let asked = Math.ceil((limit * all) / Math.max(1, there)) + 8
+    if (accept !== undefined) asked *= 4
+    for (; ; asked *= 4) {
+      if (asked > mostAsked && asked < all) return false
+      const hits = graph.search(query, Math.min(asked, all))
+      const kept = hits.filter(({ ordinal }) => isThere(ordinal) && (accept === undefined || accept(ordinal)))
+      if (kept.length < Math.min(limit, there) && asked < all) continue
+      for (const { ordinal, raw } of kept) best.add(ordinal, Math.min(1, Math.max(-1, raw)))
+      return true
+    }
+  }
+
+  /** What is to be done to the graph of an index. */
+  const planOf = ({ segments, graph }: Head): 'extend' | 'renew' | 'drop' | undefined => {
+    const from = graphs?.from ?? Number.POSITIVE_INFINITY
+    const fresh = countThere(segments.filter((entry) => !entry.graphed))
+    const all = countThere(segments)
+    if (graph === undefined) return all >= from ? 'extend' : undefined
+    if (broken.has(graph.file) || all < from / 2) return 'drop'
+    if (graph.vectors > (all - fresh) * 1.5) return 'renew'
+    return fresh > Math.max(from / 4, graph.vectors / 16) ? 'extend' : undefined
+  }
+
+  /** Begins to make or extend the graph of an index, where that is due. Nobody waits for it. */
+  const consider = (index: string, head: Head | undefined): void => {
+    if (graphs === undefined || head === undefined || planOf(head) === undefined) return
+    if (growing.has(index) || stopping.signal.aborted || clock() < pausedUntilMs) return
+    growing.set(index, new Set())
+    const growth: Promise<void> = work.turn
+      .then(() => grow(index, graphs))
+      .catch((error: unknown) => {
+        if (stopping.signal.aborted) return
+        pausedUntilMs = clock() + pauseMs
+        graphs.log.warn('a graph for approximate search could not be made', { error })
+      })
+      .finally(() => {
+        growing.delete(index)
+        growths.delete(growth)
+      })
+    growths.add(growth)
+    work.turn = growth
+  }
+
+  const grow = async (index: string, options: GraphOptions): Promise<void> => {
+    if (!(await canUseGraphs())) return
+    for (let stale = 0; stale < mostTries; ) {
+      stopping.signal.throwIfAborted()
+      const head = await readHead(store, index)
+      const plan = head === undefined ? undefined : planOf(head)
+      if (head === undefined || plan === undefined) return
+      try {
+        if (plan === 'drop') await dropGraph(index, head)
+        else await build(index, head, plan, options)
+      } catch (error) {
+        if (!(error instanceof StaleSegment)) throw error
+        stale += 1
+      } finally {
+        growing.get(index)?.clear()
+      }
+      await freeLoose([index])
+    }
+  }
+
+  /** Puts another graph, or none, in the place of the one that `from` names, unless that has gone. */
+  const replaceGraph = async (
+    index: string,
+    from: Head,
+    to: GraphEntry | undefined,
+    has: (entry: SegmentEntry) => boolean
+  ): Promise<void> => {
+    await store.atomically(async (tx) => {
+      const head = await readHead(tx, index)
+      if (head === undefined || head.graph?.file !== from.graph?.file) return
+      for (const entry of head.segments) entry.graphed = has(entry)
+      if (head.graph !== undefined) tx.put(looseCollection, [index, graphMark + head.graph.file], true)
+      delete head.graph
+      if (to !== undefined) {
+        head.graph = to
+        tx.remove(looseCollection, [index, graphMark + to.file])
+      }
+      tx.put(headCollection, [index], head)
+    })
+  }
+
+  const dropGraph = (index: string, head: Head): Promise<void> => replaceGraph(index, head, undefined, () => false)
+
+  const build = async (
+    index: string,
+    head: Head,
+    plan: 'extend' | 'renew',
+    { workers }: GraphOptions
+  ): Promise<void> => {
+    const { dimensions } = head
+    const taken = growing.get(index)!
+    const present = plan === 'extend' ? head.graph : undefined
+    const most = Math.min(mostGrowth, Math.max(leastGrowth, (present?.vectors ?? 0) / 4))
+    const waiting = head.segments.filter((entry) => plan === 'renew' || !entry.graphed)
+    // A little that would be left over is taken too.
+    const chosen = plan === 'renew' || countThere(waiting) <= 2 * most ? waiting : firstOf(waiting, most)
+    for (const { id } of chosen) taken.add(id)
+    let made = present
+    const own: string[] = []
+    try {
+      for (const some of stepsOf(chosen, 2 * most)) {
+        const { ordinals, rows } = await gather(index, dimensions, some)
+        const file = `${randomUUID()}.usearch`
+        own.push(file)
+        staging.add(`${index}\0${graphMark}${file}`)
+        await store.atomically((tx) => tx.put(looseCollection, [index, graphMark + file], true))
+        const input: ExtendInput = {
+          dimensions,
+          base: made === undefined ? undefined : await pathOf(made.file),
+          target: await pathOf(file),
+          ordinals,
+          rows
+        }
+        const before = made
+        made = { file, ...(await workers.run<Extended>('rag/extend-graph', input, { signal: stopping.signal })) }
+        if (before !== present) await removeFile(before!.file)
+      }
+      await replaceGraph(index, head, made, ({ id, graphed }) => taken.has(id) || (plan === 'extend' && graphed))
+    } finally {
+      for (const file of own) staging.delete(`${index}\0${graphMark}${file}`)
+    }
+  }
+
+  /** The vectors of segments, without those that were removed, where a thread reads them without a copy. */
+  const gather = async (
+    index: string,
+    dimensions: number,
+    entries: readonly SegmentEntry[]
+  ): Promise<{ readonly ordinals: Float64Array; readonly rows: Uint8Array }> => {
+    const breathe = breather()
+    const perBlock = rowsPerBlock(dimensions)
+    const rowBytes = dimensions * 2
+    const found: number[] = []
+    const rows = new Uint8Array(new SharedArrayBuffer(countThere(entries) * rowBytes))
+    for (const entry of entries) {
+      const ordinals = await openOrdinals(index, entry.id)
+      const dead = await openDead(index, entry)
+      for (let number = 0; number * perBlock < entry.vectors; number++) {
+        const block = await readPart(index, entry.id, 'rows', number)
+        for (let at = 0; at < block.length / rowBytes; at++) {
+          const row = number * perBlock + at
+          if (dead !== undefined && hasBit(dead, row)) continue
+          rows.set(block.subarray(at * rowBytes, (at + 1) * rowBytes), found.length * rowBytes)
+          found.push(ordinals[row]!)
+        }
+        await breathe()
+      }
+    }
+    return { ordinals: Float64Array.from(found), rows }
   }
 
   return {
@@ -335,19 +644,21 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const count = staged ? vectors.count : vectors.length
       if (count === 0) return
       const dimensions = staged ? vectors.dimensions : vectors[0]!.length
-      const head = (await readHead(tx, index)) ?? { dimensions, segments: [] }
+      const head = (await readHead(tx, index)) ?? { dimensions, segments: [] as SegmentEntry[] }
       if (head.dimensions !== dimensions) throw otherDimensions(index, head.dimensions, dimensions)
       const id = `${first}-0`
       if (staged) tx.remove(looseCollection, [index, id])
       else {
-        let number = 0
-        for (const block of blocksOf(vectors, dimensions)) {
-          tx.put(collection, [index, id, 'rows', number++], toHalves(block).toString('base64'))
+        const perBlock = rowsPerBlock(dimensions)
+        const rows = vectors.map((vector) => toRow(index, vector, dimensions))
+        for (let number = 0; number * perBlock < rows.length; number++) {
+          const block = rows.slice(number * perBlock, (number + 1) * perBlock)
+          tx.put(collection, [index, id, 'rows', number], Buffer.concat(block).toString('base64'))
         }
         tx.put(collection, [index, id, 'ordinals', 0], ordinalsText(ordinalsFrom(first, count)))
       }
-      head.segments.push({ id, first, end: first + count, vectors: count, dead: 0 })
-      tx.put(collection, [index, headKey], head)
+      head.segments.push({ id, first, end: first + count, vectors: count, dead: 0, graphed: false })
+      tx.put(headCollection, [index], head)
     },
 
     async stage(index, first, vectors) {
@@ -357,7 +668,10 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       staging.add(mark)
       try {
         await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
-        await writeSegment(index, id, ordinalsFrom(first, vectors.length), dimensions, vectors)
+        const rows = function* () {
+          for (const vector of vectors) yield toRow(index, vector, dimensions)
+        }
+        await writeSegment(index, id, ordinalsFrom(first, vectors.length), dimensions, rows())
       } catch (error) {
         staging.delete(mark)
         throw error
@@ -380,8 +694,8 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
         const stored = (await tx.get<string>(collection, [index, entry.id, 'dead', 0]))?.value
         const bits = stored === undefined ? bitsOf(entry.vectors, []) : Buffer.from(stored, 'base64')
         const before = removed
-        for (let at = 0; at < ordinals.length; at++) {
-          if (ordinals[at]! < first || ordinals[at]! >= first + count || hasBit(bits, at)) continue
+        for (let at = lowerBound(ordinals, first); at < ordinals.length && ordinals[at]! < first + count; at++) {
+          if (hasBit(bits, at)) continue
           bits[at >> 3]! |= 1 << (at & 7)
           entry.dead += 1
           removed += 1
@@ -393,23 +707,26 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
           tx.put(looseCollection, [index, entry.id], true)
         }
       }
-      if (removed > 0) tx.put(collection, [index, headKey], head)
+      if (removed > 0) tx.put(headCollection, [index], head)
       return removed
     },
 
     async drop(tx, index) {
       const head = await readHead(tx, index)
       if (head === undefined) return
-      tx.remove(collection, [index, headKey])
+      tx.remove(headCollection, [index])
       for (const { id } of head.segments) tx.put(looseCollection, [index, id], true)
+      if (head.graph !== undefined) tx.put(looseCollection, [index, graphMark + head.graph.file], true)
     },
 
     async size(index, reader = store) {
       const head = await readHead(reader, index)
+      const segments = head?.segments ?? []
       return {
-        vectors: head?.segments.reduce((sum, entry) => sum + entry.vectors - entry.dead, 0) ?? 0,
+        vectors: countThere(segments),
         dimensions: head?.dimensions,
-        segments: head?.segments.length ?? 0
+        segments: segments.length,
+        graphed: countThere(segments.filter((entry) => entry.graphed))
       }
     },
 
@@ -417,9 +734,17 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       whileThere(
         index,
         async (head) => {
-          if (head.dimensions !== query.length) throw otherDimensions(index, head.dimensions, query.length)
+          const { dimensions, segments } = head
+          if (dimensions !== query.length) throw otherDimensions(index, dimensions, query.length)
+          options.signal?.throwIfAborted()
+          if (limit <= 0) return []
           const best = createBest(limit)
-          if (limit > 0) await scanSegments(index, head.dimensions, head.segments, query, best, options)
+          const graph = await graphOf(head)
+          consider(index, head)
+          const enough =
+            graph !== undefined && (await searchGraph(index, head, graph, query, limit, best, options.accept))
+          const unseen = enough ? segments.filter((entry) => !entry.graphed) : segments
+          await scanSegments(index, dimensions, unseen, query, best, options)
           return best.list().map(({ ordinal, raw }) => ({ ordinal, raw, score: Math.min(1, Math.max(0, raw)) }))
         },
         []
@@ -429,7 +754,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const before = maintained.get(index) ?? Promise.resolve()
       const run = before
         .catch(() => {}) // told to the one who asked for it
-        .then(() => work(index))
+        .then(() => mergeAll(index))
         .finally(() => {
           if (maintained.get(index) === run) maintained.delete(index)
         })
@@ -437,21 +762,35 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       return run
     },
 
-    sweep: () => freeLoose([])
+    async sweep() {
+      await freeLoose([])
+      if (graphs === undefined) return
+      const named = new Set<string>()
+      for await (const [, { value }] of store.range<Head>(headCollection, [])) {
+        if (value.graph !== undefined) named.add(value.graph.file)
+      }
+      for (const file of await readdir(await store.scratch('rag'))) if (!named.has(file)) await removeFile(file)
+    },
+
+    async stop() {
+      stopping.abort(new CodedError('RAG_STOPPED', 'the index is closed'))
+      await Promise.all(growths)
+    }
   }
 }
 
 /** Segments of about one size once there are enough of them, or one of which too much is dead. */
 function mergeable(segments: readonly SegmentEntry[]): readonly SegmentEntry[] | undefined {
-  const tiers = new Map<number, SegmentEntry[]>()
+  const tiers = new Map<string, SegmentEntry[]>()
   for (const entry of segments) {
     if (entry.dead * 4 > entry.vectors) return [entry]
     const size = Math.max(smallestTier, entry.vectors - entry.dead)
     if (size * mergeFactor > largestSegment * 2) continue
-    const tier = Math.floor(Math.log(size / smallestTier) / Math.log(mergeFactor))
+    // Those that the graph has are not mixed with those that it has not.
+    const tier = `${Math.floor(Math.log(size / smallestTier) / Math.log(mergeFactor))} ${entry.graphed}`
     tiers.set(tier, [...(tiers.get(tier) ?? []), entry])
   }
-  for (const [, entries] of [...tiers].sort(([a], [b]) => a - b)) {
+  for (const [, entries] of [...tiers].sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (entries.length >= mergeFactor) return entries.sort((a, b) => a.first - b.first).slice(0, mostMerged)
   }
   return undefined
@@ -461,40 +800,38 @@ function rowsPerBlock(dimensions: number): number {
   return Math.max(1, Math.floor(blockBytes / (dimensions * 2)))
 }
 
-function* blocksOf(vectors: Iterable<Float32Array>, dimensions: number): Iterable<Float32Array> {
-  const perBlock = rowsPerBlock(dimensions)
-  let block: Float32Array[] = []
-  for (const vector of vectors) {
-    block.push(vector)
-    if (block.length < perBlock) continue
-    yield joined(block, dimensions)
-    block = []
-  }
-  if (block.length > 0) yield joined(block, dimensions)
+function toRow(index: string, vector: Float32Array, dimensions: number): Buffer {
+  if (vector.length !== dimensions) throw otherDimensions(index, dimensions, vector.length)
+  return toHalves(vector)
 }
 
-async function* toBlocks(
-  vectors: AsyncIterable<Float32Array> | Iterable<Float32Array>,
-  dimensions: number
-): AsyncIterable<Float32Array> {
-  const perBlock = rowsPerBlock(dimensions)
-  let block: Float32Array[] = []
-  for await (const vector of vectors) {
-    block.push(vector)
-    if (block.length < perBlock) continue
-    yield joined(block, dimensions)
-    block = []
-  }
-  if (block.length > 0) yield joined(block, dimensions)
+function countThere(segments: readonly SegmentEntry[]): number {
+  return segments.reduce((sum, entry) => sum + entry.vectors - entry.dead, 0)
 }
 
-function joined(vectors: readonly Float32Array[], dimensions: number): Float32Array {
-  const rows = new Float32Array(vectors.length * dimensions)
-  for (const [at, vector] of vectors.entries()) {
-    if (vector.length !== dimensions) throw otherDimensions('', dimensions, vector.length)
-    rows.set(vector, at * dimensions)
+/** So many of the segments that they have at least `count` vectors. */
+function firstOf(segments: readonly SegmentEntry[], count: number): readonly SegmentEntry[] {
+  let sum = 0
+  const end = segments.findIndex((entry) => (sum += entry.vectors - entry.dead) >= count)
+  return end < 0 ? segments : segments.slice(0, end + 1)
+}
+
+/** The segments in groups of at least `count` vectors, but for the last. */
+function stepsOf(segments: readonly SegmentEntry[], count: number): readonly (readonly SegmentEntry[])[] {
+  const steps: (readonly SegmentEntry[])[] = []
+  for (let at = 0; at < segments.length; at += steps.at(-1)!.length) steps.push(firstOf(segments.slice(at), count))
+  return steps
+}
+
+function lowerBound(sorted: Float64Array, value: number): number {
+  let low = 0
+  let high = sorted.length
+  while (low < high) {
+    const middle = (low + high) >> 1
+    if (sorted[middle]! < value) low = middle + 1
+    else high = middle
   }
-  return rows
+  return low
 }
 
 function ordinalsFrom(first: number, count: number): Float64Array {
