@@ -47,6 +47,7 @@ export async function openJws(token: string, key: CryptoKey): Promise<Uint8Array
   if (token.length > maxLength || !compact.test(token)) return undefined
   try {
     const { payload, protectedHeader } = await compactVerify(token, key, { algorithms: ['HS256'] })
+    if (repeatsMember(Buffer.from(token.slice(0, token.indexOf('.')), 'base64url').toString())) return undefined
     // Nothing that could name another key or another reading of the payload: crit, b64, jwk, jku, x5u, …
     if (!Object.keys(protectedHeader).every((member) => headerMembers.has(member))) return undefined
     return protectedHeader.typ === undefined || protectedHeader.typ === 'JWT' ? payload : undefined
@@ -78,13 +79,33 @@ function toClaims(payload: Uint8Array, nowSeconds: number): AnyClaims | undefine
 
 function parse(payload: Uint8Array): Record<string, unknown> | undefined {
   try {
-    const claims: unknown = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(payload))
-    if (claims === null || typeof claims !== 'object' || Array.isArray(claims)) return undefined
+    const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(payload)
+    const claims: unknown = JSON.parse(text)
+    if (claims === null || typeof claims !== 'object' || Array.isArray(claims) || repeatsMember(text)) return undefined
     return claims as Record<string, unknown>
   } catch {
     // Not UTF-8 or not JSON: signed with our key, but no token.
     return undefined
   }
+}
+
+/**
+ * Whether an object of a sound JSON text has a member twice. Which of them holds depends on who reads it, so such a token
+ * is none (RFC 7515 §4, RFC 7519 §4).
+ */
+function repeatsMember(json: string): boolean {
+  const open: Set<string>[] = []
+  for (const [token, name] of json.matchAll(/("(?:[^"\\]|\\.)*")\s*:|"(?:[^"\\]|\\.)*"|[{}]/g)) {
+    if (token === '{') open.push(new Set())
+    else if (token === '}') open.pop()
+    else if (name !== undefined) {
+      const members = open.at(-1)
+      const member = JSON.parse(name) as string
+      if (members?.has(member)) return true
+      members?.add(member)
+    }
+  }
+  return false
 }
 
 function isTime(value: unknown): value is number {
