@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs'
 import { dirname, relative, resolve } from 'node:path'
 import { parseArgs } from 'node:util'
 import { createLoader } from './authoring/start.ts'
-import { messageOf } from './kernel/errors.ts'
+import { isCoded, messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
 import { createJsonLogger, type Logger, type LogLevel } from './kernel/log.ts'
 import { planSteps } from './kernel/plan.ts'
@@ -16,6 +16,7 @@ usage: heartwood [command] [options]
 
 commands
   serve      run the program (the default)
+  mcp        run the program for one MCP client, over stdin and stdout; nothing listens
   validate   check the program and say all that is wrong with it; exit code 1 when something is
   plan       print the steps from nothing, or from another program, to this one
   backup     copy the data to a new folder, also while a server uses it
@@ -62,13 +63,14 @@ async function main(): Promise<void> {
     if (command === 'plugin') return await plugin(values, rest)
     if (rest.length > 0) throw new TypeError(`unexpected argument '${rest[0]}'; see heartwood --help`)
     if (command === 'serve') return await serve(values)
+    if (command === 'mcp') return await mcp(values)
     if (command === 'validate') return await validate(values)
     if (command === 'plan') return await plan(values)
     if (command === 'backup') return print(await (await storeVerbs()).runBackup(await dataFolder(values), values.to))
     if (command === 'restore') {
       return print(await (await storeVerbs()).runRestore(values.from, await dataFolder(values), values.verify))
     }
-    throw new TypeError(`unknown command '${command}'; known: serve, validate, plan, backup, restore, plugin`)
+    throw new TypeError(`unknown command '${command}'; known: serve, mcp, validate, plan, backup, restore, plugin`)
   } catch (error) {
     process.stderr.write(`heartwood: ${messageOf(error)}\n`)
     process.exitCode = 1
@@ -76,7 +78,39 @@ async function main(): Promise<void> {
 }
 
 async function serve(flags: Flags): Promise<void> {
-  const options = hostOptions(flags, flags.program)
+  const { host } = await start(flags, hostOptions(flags, flags.program))
+  const notices = host.kernel.collection('notices').items.map((item) => item.item as { label: string; text: string })
+  const width = Math.max(...notices.map((notice) => notice.label.length))
+  for (const { label, text } of notices) print(`${label.padEnd(width)}  ${text}\n`)
+}
+
+/** The same program for the client at the other end of stdin and stdout, until that closes its end. */
+async function mcp(flags: Flags): Promise<void> {
+  // stdout is the client's: what a plugin prints goes where the log goes.
+  for (const name of ['log', 'info', 'debug'] as const) console[name] = (...args) => console.error(...args)
+  const { overrides, ...options } = hostOptions(flags, flags.program)
+  const http = { ...overrides?.['http'], listen: false }
+  const { host, stop } = await start(flags, { ...options, overrides: { ...overrides, http } }).catch(
+    (error: unknown) => {
+      if (!isCoded(error, 'STORE_LOCKED')) throw error
+      const way =
+        'A server that runs there speaks MCP too: give its client the address of the server with /mcp behind it'
+      throw new TypeError(`${error.message}. ${way}`, { cause: error })
+    }
+  )
+  const service = host.kernel.service('mcp')
+  if (service === undefined) {
+    await host.stop()
+    throw new TypeError(`${flags.program} runs no plugin 'mcp': add an entry with plugin = "mcp"`)
+  }
+  await service.serveStdio({ input: process.stdin, output: process.stdout, onClosed: stop })
+}
+
+/** @returns the running program, and what ends it and the process with it */
+async function start(
+  flags: Flags,
+  options: Omit<HostOptions, 'log'>
+): Promise<{ host: ProgramHost; stop: () => void }> {
   const log = createJsonLogger({
     level: flags['log-level'] as LogLevel,
     write: (line) => process.stderr.write(line),
@@ -92,22 +126,18 @@ async function serve(flags: Flags): Promise<void> {
     log[isNews ? 'warn' : 'debug'](`the runtime warns: ${warning.message}`, { stack: warning.stack })
   })
   const host = await startKernel({ ...options, log, watch: { settleMs: 200 } })
-  stopOnSignals(host, log)
-  const notices = host.kernel.collection('notices').items.map((item) => item.item as { label: string; text: string })
-  const width = Math.max(...notices.map((notice) => notice.label.length))
-  for (const { label, text } of notices) print(`${label.padEnd(width)}  ${text}\n`)
+  return { host, stop: stopOnSignals(host, log) }
 }
 
-/** The first signal drains and ends with 0; a second one ends at once, and so does a drain that takes too long. */
-function stopOnSignals(host: ProgramHost, log: Logger): void {
+/**
+ * The first signal drains and ends with 0; a second one ends at once, and so does a drain that takes too long.
+ * @returns drains and ends as well, and is no signal
+ */
+function stopOnSignals(host: ProgramHost, log: Logger): () => void {
   let stopping = false
-  const stop = (signal: NodeJS.Signals) => {
-    if (stopping) {
-      log.warn('ended by a second signal', { signal })
-      process.exit(1)
-    }
+  const stop = () => {
+    if (stopping) return
     stopping = true
-    log.info('stopping', { signal })
     const { shutdown_timeout_ms: timeoutMs } = host.program.settings
     setTimeout(() => {
       log.error('the stop took too long and was given up', { timeout_ms: timeoutMs })
@@ -121,8 +151,19 @@ function stopOnSignals(host: ProgramHost, log: Logger): void {
       }
     )
   }
-  process.on('SIGTERM', stop)
-  process.on('SIGINT', stop)
+  let signals = 0
+  const onSignal = (signal: NodeJS.Signals) => {
+    signals += 1
+    if (signals > 1) {
+      log.warn('ended by a second signal', { signal })
+      process.exit(1)
+    }
+    log.info('stopping', { signal })
+    stop()
+  }
+  process.on('SIGTERM', onSignal)
+  process.on('SIGINT', onSignal)
+  return stop
 }
 
 async function validate(flags: Flags): Promise<void> {
