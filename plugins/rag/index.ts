@@ -22,6 +22,7 @@ interface Config {
   readonly max_body_bytes: number
   readonly cache_mb: number
   readonly embedding_model: string
+  readonly max_exact_vectors: number
   readonly chunking: ChunkOptions
 }
 
@@ -47,6 +48,12 @@ const config = schemaOf<Config>({
       type: 'string',
       default: '',
       description: 'Model of new collections; when blank, the default one of the encoder'
+    },
+    max_exact_vectors: {
+      type: 'integer',
+      minimum: 1,
+      default: 20_000,
+      description: 'Vectors of a collection up to which a search looks at each; beyond, an approximate index is made'
     },
     chunking: {
       type: 'object',
@@ -78,7 +85,18 @@ export default definePlugin({
     const analyser = createAnalyser()
     const cacheBytes = (config.cache_mb * mebibyte) / 2
     const text = createTextIndex(store, { analyser, cacheBytes, work: state.index })
-    const vectors = createVectorIndex(store, { cacheBytes })
+    const vectors = createVectorIndex(store, {
+      cacheBytes,
+      graphs: { workers, from: config.max_exact_vectors, log: ctx.log },
+      work: state.vectors
+    })
+    ctx.effect(() => () => vectors.stop(), 'approximate indexes')
+    // A thread that makes one would hold this generation until it is done.
+    ctx.onCommit(() => {
+      state.stopGraphs?.()
+      state.stopGraphs = () => void vectors.stop()
+    })
+    ctx.on('kernel/stopping', () => vectors.stop())
     const tending = createTending({ store, text, vectors, state, log: ctx.log })
     const { overlap, size, strategy } = config.chunking
     const rag = createRag({
@@ -103,7 +121,8 @@ export default definePlugin({
     ctx.contribute(
       'workers.tasks',
       { name: 'rag/cut', pool: 'rag', module: new URL('./tasks/cut.js', import.meta.url).href },
-      { name: 'rag/analyse', pool: 'rag', module: new URL('./tasks/analyse.js', import.meta.url).href }
+      { name: 'rag/analyse', pool: 'rag', module: new URL('./tasks/analyse.js', import.meta.url).href },
+      { name: 'rag/extend-graph', pool: 'graphs', module: new URL('./tasks/extend-graph.js', import.meta.url).href }
     )
     ctx.provide('rag', rag)
     ctx.contribute('http.routes', ...routes(rag, users, config.max_body_bytes, ctx.log))

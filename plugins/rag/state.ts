@@ -1,10 +1,14 @@
 import { createIndexWork, type IndexWork } from './bm25.ts'
 import type { Agreement } from './fusion.ts'
 import type { Progress } from './types.ts'
+import { createVectorWork, type VectorWork } from './vectors.ts'
 
 /** What the generations of the plugin have in common: what one of them writes, another must not take away. */
 export interface RagState {
   readonly index: IndexWork
+  readonly vectors: VectorWork
+  /** Ends the making of approximate indexes by the generation that is live. */
+  stopGraphs: (() => void) | undefined
   /** Chunks that are being written, by collection id and first ordinal. */
   readonly writing: Set<string>
   /** Collections whose index is to be looked after, and whether again once that has ended. */
@@ -31,6 +35,8 @@ export interface CollectionAgreement {
 export function createState(): RagState {
   return {
     index: createIndexWork(),
+    vectors: createVectorWork(),
+    stopGraphs: undefined,
     writing: new Set(),
     tending: new Map(),
     agreements: new Map(),

@@ -55,7 +55,7 @@ export interface VectorIndex {
   maintain(index: string): Promise<void>
   /** Frees what a process that was killed left behind. At start, before anything is staged. */
   sweep(): Promise<void>
-  /** Ends the making of graphs: what was made so far counts. Nothing may be asked for afterwards. */
+  /** Ends the making of graphs, of which what was made so far counts. Searches and changes go on. */
   stop(): Promise<void>
 }
 
@@ -154,6 +154,9 @@ const collection = 'rag-vectors'
 const headCollection = 'rag-vectors-heads'
 /** Segments and graphs that are written but not (or no longer) in a head. */
 const looseCollection = 'rag-vectors-loose'
+/** `gone` is what a head named once; what is only being written has a mark in {@link VectorWork.staging}. */
+type Loose = 'writing' | 'gone'
+
 /** Before the name of the file of a graph, among what is loose. */
 const graphMark = 'graph:'
 
@@ -331,10 +334,14 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
   }
 
   const freeLoose = async (prefix: Key): Promise<void> => {
-    const loose: Key[] = []
-    for await (const [key] of store.range(looseCollection, prefix)) loose.push(key)
-    for (const [index, id] of loose as [string, string][]) {
-      if (!staging.has(`${index}\0${id}`)) await free(index, id)
+    const loose: (readonly [index: string, id: string, state: Loose])[] = []
+    for await (const [key, { value }] of store.range<Loose>(looseCollection, prefix)) {
+      loose.push([key[0] as string, key[1] as string, value])
+    }
+    for (const [index, id, state] of loose) {
+      const mark = `${index}\0${id}`
+      if (state === 'gone') staging.delete(mark)
+      if (!staging.has(mark)) await free(index, id)
     }
   }
 
@@ -357,7 +364,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
     try {
       // An attempt that failed may have left something.
       if ((await store.get(looseCollection, [index, id])) !== undefined) await free(index, id)
-      await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
+      await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
       const places: { readonly ordinal: number; readonly source: number; readonly row: number }[] = []
       for (const [source, entry] of entries.entries()) {
         const ordinals = await openOrdinals(index, entry.id)
@@ -407,7 +414,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
           tx.remove(looseCollection, [index, id])
         }
         tx.put(headCollection, [index], head)
-        for (const entry of entries) tx.put(looseCollection, [index, entry.id], true)
+        for (const entry of entries) tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
       })
     } finally {
       staging.delete(mark)
@@ -558,7 +565,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const head = await readHead(tx, index)
       if (head === undefined || head.graph?.file !== from.graph?.file) return
       for (const entry of head.segments) entry.graphed = has(entry)
-      if (head.graph !== undefined) tx.put(looseCollection, [index, graphMark + head.graph.file], true)
+      if (head.graph !== undefined) tx.put<Loose>(looseCollection, [index, graphMark + head.graph.file], 'gone')
       delete head.graph
       if (to !== undefined) {
         head.graph = to
@@ -592,7 +599,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
         const file = `${randomUUID()}.usearch`
         own.push(file)
         staging.add(`${index}\0${graphMark}${file}`)
-        await store.atomically((tx) => tx.put(looseCollection, [index, graphMark + file], true))
+        await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, graphMark + file], 'writing'))
         const input: ExtendInput = {
           dimensions,
           base: made === undefined ? undefined : await pathOf(made.file),
@@ -667,7 +674,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const dimensions = vectors[0]?.length ?? 0
       staging.add(mark)
       try {
-        await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
+        await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
         const rows = function* () {
           for (const vector of vectors) yield toRow(index, vector, dimensions)
         }
@@ -704,7 +711,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
         if (entry.dead < entry.vectors) tx.put(collection, [index, entry.id, 'dead', 0], bits.toString('base64'))
         else {
           head.segments.splice(head.segments.indexOf(entry), 1)
-          tx.put(looseCollection, [index, entry.id], true)
+          tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
         }
       }
       if (removed > 0) tx.put(headCollection, [index], head)
@@ -715,8 +722,8 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const head = await readHead(tx, index)
       if (head === undefined) return
       tx.remove(headCollection, [index])
-      for (const { id } of head.segments) tx.put(looseCollection, [index, id], true)
-      if (head.graph !== undefined) tx.put(looseCollection, [index, graphMark + head.graph.file], true)
+      for (const { id } of head.segments) tx.put<Loose>(looseCollection, [index, id], 'gone')
+      if (head.graph !== undefined) tx.put<Loose>(looseCollection, [index, graphMark + head.graph.file], 'gone')
     },
 
     async size(index, reader = store) {
