@@ -11,9 +11,10 @@ import type {
 import { CodedError } from '../../kernel/index.ts'
 import type { Tools } from '../tools/types.ts'
 import type { Message } from './conversations.ts'
+import { Sources } from './sources.ts'
 import { type LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
 import { TextPieces, toWellFormed } from './text.ts'
-import type { AgentDefinition } from './types.ts'
+import type { AgentDefinition, Source } from './types.ts'
 
 export interface AgentRun {
   readonly agent: AgentDefinition
@@ -39,6 +40,7 @@ export interface Token {
 export interface Answer {
   /** All that was said, the words before a tool call included: the tokens' contents, joined. */
   readonly text: string
+  readonly sources: readonly Source[] | null
 }
 
 /** Tokens of a run as far as it has come: what was reported, and a quarter of the characters of what was not. */
@@ -85,6 +87,7 @@ export class Spending {
 /** One answer of the model while it is read. */
 interface Step {
   text: string
+  readonly sources: Sources
   readonly calls: LanguageModelV3ToolCall[]
   usage: LanguageModelV3Usage | undefined
 }
@@ -106,12 +109,13 @@ const noFinalAnswer = 'Agent completed tool calls but could not generate a final
 export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
   const prompt = toPrompt(run)
   const offered = offerTools(run)
+  const sources = new Sources()
   let text = ''
   run.spent.begin(run.history.reduce(countChars, run.message.length))
   for (let round = 1; ; round += 1) {
     const last = round > run.agent.maxToolIterations
     const options = withAbortSignal(offered.length > 0 && !last ? { prompt, tools: offered } : { prompt }, run.ending)
-    const step: Step = { text: '', calls: [], usage: undefined }
+    const step: Step = { text: '', sources, calls: [], usage: undefined }
     const before = text === '' ? '' : paragraph
     let isWhole = false
     try {
@@ -130,8 +134,10 @@ export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
       if (run.streaming) yield { event: 'token', content: before + noFinalAnswer }
     }
     if (step.text !== '') text += before + step.text
-    if (step.calls.length === 0 || last) return { text }
-    prompt.push(toAssistantMessage(step), { role: 'tool', content: await runTools(run, step.calls) })
+    if (step.calls.length === 0 || last) return { text, sources: sources.list() }
+    const results = await runTools(run, step.calls)
+    for (const { output } of results) if (output.type === 'json') sources.give(output.value)
+    prompt.push(toAssistantMessage(step), { role: 'tool', content: results })
   }
 }
 
@@ -140,6 +146,7 @@ async function ask(run: AgentRun, options: LanguageModelV3CallOptions, step: Ste
   for (const part of content) {
     if (part.type === 'text') step.text += toWellFormed(part.text)
     else if (part.type === 'tool-call') step.calls.push(part)
+    else if (part.type === 'source') step.sources.name(part)
   }
   assertFinished(finishReason.unified)
   assertBounded(step)
@@ -177,6 +184,9 @@ async function* askStreaming(
           break
         case 'tool-call':
           step.calls.push(part)
+          break
+        case 'source':
+          step.sources.name(part)
           break
         case 'error':
           throw part.error

@@ -14,7 +14,7 @@ import { parseChoice, routingCall } from './routing.ts'
 import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
 import type { Tally } from './tally.ts'
 import { isPlainId, maxIdBytes, toWellFormed } from './text.ts'
-import type { AgentDefinition, Chat, TurnRequest } from './types.ts'
+import type { AgentDefinition, Chat, Source, TurnRequest } from './types.ts'
 
 export interface Config {
   /** Messages of the conversation that the model is shown again. */
@@ -24,7 +24,14 @@ export interface Config {
 
 /** One event of a stream, its members in the order of the wire. */
 export type ChatEvent =
-  | { readonly event: 'start' | 'done'; readonly agent: string; readonly context_id: string }
+  | { readonly event: 'start'; readonly agent: string; readonly context_id: string }
+  /** `sources` only where there are some. */
+  | {
+      readonly event: 'done'
+      readonly agent: string
+      readonly context_id: string
+      readonly sources?: readonly Source[]
+    }
   | Token
   | { readonly event: 'error'; readonly context_id?: string; readonly error: string }
 
@@ -256,12 +263,12 @@ export function createChat(options: {
         const steps = run(turn, request.principal, false)
         let step = await steps.next()
         while (!step.done) step = await steps.next()
-        const { text } = step.value
+        const { text, sources } = step.value
         await keep(turn, request.principal, text)
         const { agent, provider, model } = turn.held
         const { inputTokens, outputTokens } = turn.spent
         return {
-          reply: { response: text, agent: turn.label, context_id: turn.contextId, sources: null },
+          reply: { response: text, agent: turn.label, context_id: turn.contextId, sources },
           agent: agent.name,
           provider,
           model: model.modelId,
@@ -287,9 +294,9 @@ export function createChat(options: {
       const { label: agent, contextId: context_id } = turn
       try {
         yield { event: 'start', agent, context_id }
-        const { text } = yield* run(turn, request.principal, true)
+        const { text, sources } = yield* run(turn, request.principal, true)
         await keep(turn, request.principal, text)
-        yield { event: 'done', agent, context_id }
+        yield { event: 'done', agent, context_id, ...(sources === null ? {} : { sources }) }
       } catch (error) {
         const failure = toTurnFailure(turn, error, 'Stream error')
         if (failure.code === 'CLIENT_GONE') return

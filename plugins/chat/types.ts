@@ -47,6 +47,10 @@ export type RoutingOptions = {
   readonly candidates: { readonly name: string; readonly description: string }[]
 }
 
+/**
+ * What an answer rests on. A tool whose output has a list of these as `sources` gives them to the answers of the agents
+ * that call it; a model that names sources itself decides which.
+ */
 export interface Source {
   readonly title: string
   readonly url: string | null
@@ -80,6 +84,7 @@ export interface TurnReply {
   readonly response: string
   readonly agent: string
   readonly context_id: string
+  /** Best first. */
   readonly sources: readonly Source[] | null
 }
 

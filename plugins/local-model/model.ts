@@ -3,6 +3,7 @@ import type {
   LanguageModelV3CallOptions,
   LanguageModelV3Content,
   LanguageModelV3FinishReason,
+  LanguageModelV3Source,
   LanguageModelV3StreamPart,
   LanguageModelV3ToolCall,
   LanguageModelV3ToolResultPart,
@@ -10,11 +11,14 @@ import type {
 } from '@ai-sdk/provider'
 import type { RoutingOptions } from '../chat/types.ts'
 import { findCalculation } from './arithmetic.ts'
+import { findQuotes, nameOf, passagesOf, type Quote } from './quote.ts'
 import { findTimeQuestion } from './time.ts'
 import { closest, topicWords } from './words.ts'
 
-/** What it answers: words, or one call of a tool. */
-type Decision = { readonly text: string } | { readonly tool: string; readonly input: object }
+/** What it answers: words, with what they are quoted from, or one call of a tool. */
+type Decision =
+  | { readonly text: string; readonly quotes?: readonly Quote[] }
+  | { readonly tool: string; readonly input: object }
 
 /** It counts no tokens. */
 const usage: LanguageModelV3Usage = {
@@ -24,7 +28,8 @@ const usage: LanguageModelV3Usage = {
 
 /**
  * Fixed rules behind the interface of a language model: no network, no weights. Arithmetic goes to the tool
- * `calculator` and the time to `clock`, where they are offered; to anything else it says plainly what it is.
+ * `calculator`, the time to `clock` and everything else to `rag`, where they are offered; of what that finds it quotes
+ * the sentences that fit, word for word. Where nothing does it says plainly what it is.
  */
 export function createLocalModel(): LanguageModelV3 {
   return {
@@ -35,7 +40,7 @@ export function createLocalModel(): LanguageModelV3 {
     async doGenerate(options) {
       options.abortSignal?.throwIfAborted()
       const { content, finishReason } = answer(options)
-      return { content: [content], finishReason, usage, warnings: [] }
+      return { content, finishReason, usage, warnings: [] }
     },
     async doStream(options) {
       options.abortSignal?.throwIfAborted()
@@ -54,36 +59,54 @@ export function createLocalModel(): LanguageModelV3 {
 }
 
 interface LocalAnswer {
-  readonly content: Extract<LanguageModelV3Content, { type: 'text' } | LanguageModelV3ToolCall>
+  readonly content: Extract<
+    LanguageModelV3Content,
+    { type: 'text' } | LanguageModelV3ToolCall | LanguageModelV3Source
+  >[]
   readonly finishReason: LanguageModelV3FinishReason
 }
 
 function answer(options: LanguageModelV3CallOptions): LocalAnswer {
   const decision = decide(options)
   if ('text' in decision) {
-    return { content: { type: 'text', text: decision.text }, finishReason: { unified: 'stop', raw: 'stop' } }
+    const { text, quotes = [] } = decision
+    return {
+      content: [{ type: 'text', text }, ...quotes.map(toSource)],
+      finishReason: { unified: 'stop', raw: 'stop' }
+    }
   }
   const { tool, input } = decision
+  const toolCallId = `call_${options.prompt.length}`
   return {
-    content: {
-      type: 'tool-call',
-      toolCallId: `call_${options.prompt.length}`,
-      toolName: tool,
-      input: JSON.stringify(input)
-    },
+    content: [{ type: 'tool-call', toolCallId, toolName: tool, input: JSON.stringify(input) }],
     finishReason: { unified: 'tool-calls', raw: 'tool_calls' }
   }
+}
+
+function toSource({ passage }: Quote, index: number): LanguageModelV3Source {
+  const { source, score } = passage
+  const common = {
+    type: 'source' as const,
+    id: String(index),
+    title: nameOf(passage),
+    providerMetadata: { heartwood: { relevance_score: score } }
+  }
+  return source !== null && /^https?:\/\//i.test(source)
+    ? { ...common, sourceType: 'url', url: source }
+    : { ...common, sourceType: 'document', mediaType: 'text/plain' }
 }
 
 /** The answer as it is streamed: word by word. */
 function* toParts({ content, finishReason }: LocalAnswer): Generator<LanguageModelV3StreamPart, undefined> {
   yield { type: 'stream-start', warnings: [] }
-  if (content.type === 'text') {
-    yield { type: 'text-start', id: '0' }
-    for (const [delta] of content.text.matchAll(/\S+\s*|\s+/g)) yield { type: 'text-delta', id: '0', delta }
-    yield { type: 'text-end', id: '0' }
-  } else {
-    yield content
+  for (const part of content) {
+    if (part.type === 'text') {
+      yield { type: 'text-start', id: '0' }
+      for (const [delta] of part.text.matchAll(/\S+\s*|\s+/g)) yield { type: 'text-delta', id: '0', delta }
+      yield { type: 'text-end', id: '0' }
+    } else {
+      yield part
+    }
   }
   yield { type: 'finish', finishReason, usage }
 }
@@ -92,12 +115,17 @@ function decide(options: LanguageModelV3CallOptions): Decision {
   const message = lastUserText(options)
   const routing = options.providerOptions?.['heartwood'] as RoutingOptions | undefined
   if (routing !== undefined) return { text: route(message, routing) }
+  const offered = new Set(options.tools?.map((tool) => tool.name))
   const last = options.prompt.at(-1)
   if (last?.role === 'tool') {
     const results = last.content.filter((part) => part.type === 'tool-result')
-    return { text: results.map((result) => tell(message, result)).join('\n') }
+    const [result] = results
+    if (result?.toolName === 'rag' && result.output.type === 'json') {
+      const quotes = findQuotes(message, passagesOf(result.output.value))
+      return quotes.length > 0 ? { text: quotes.map(sayQuote).join('\n'), quotes } : { text: introduce(offered) }
+    }
+    return { text: results.map((each) => tell(message, each)).join('\n') }
   }
-  const offered = new Set(options.tools?.map((tool) => tool.name))
   const calculation = findCalculation(message)
   if (calculation !== undefined && offered.has('calculator')) {
     return { tool: 'calculator', input: { expression: calculation.expression } }
@@ -106,7 +134,12 @@ function decide(options: LanguageModelV3CallOptions): Decision {
   if (time !== undefined && offered.has('clock')) {
     return { tool: 'clock', input: time.timezone === undefined ? {} : { timezone: time.timezone } }
   }
+  if (offered.has('rag') && /\S/.test(message)) return { tool: 'rag', input: { query: message } }
   return { text: introduce(offered) }
+}
+
+function sayQuote({ text, passage }: Quote): string {
+  return `“${text}” (${nameOf(passage)})`
 }
 
 function lastUserText({ prompt }: LanguageModelV3CallOptions): string {
@@ -144,7 +177,8 @@ function tell(message: string, { toolName, output }: LanguageModelV3ToolResultPa
 function introduce(offered: ReadonlySet<string>): string {
   const abilities = [
     ...(offered.has('calculator') ? ['work out arithmetic with the calculator, such as “what is 17*23?”'] : []),
-    ...(offered.has('clock') ? ['tell the time, also in a city such as Tokyo'] : [])
+    ...(offered.has('clock') ? ['tell the time, also in a city such as Tokyo'] : []),
+    ...(offered.has('rag') ? ['quote what fits from the documents you have put in'] : [])
   ]
   const able =
     abilities.length === 0

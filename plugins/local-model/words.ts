@@ -5,11 +5,15 @@ const common = new Set(
   why will with would you your`.split(/\s+/)
 )
 
+/** Also of scripts that write no spaces. */
+const segmenter = new Intl.Segmenter(undefined, { granularity: 'word' })
+
 /** The words of a text that say what it is about, in lower case and without the ending of a plural. */
 export function topicWords(text: string): Set<string> {
   const words = new Set<string>()
-  for (const word of text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []) {
-    if (!common.has(word)) words.add(word.length > 3 && word.endsWith('s') ? word.slice(0, -1) : word)
+  for (const { segment, isWordLike } of segmenter.segment(text.normalize('NFKC').toLowerCase())) {
+    if (isWordLike !== true || common.has(segment)) continue
+    words.add(segment.length > 3 && segment.endsWith('s') ? segment.slice(0, -1) : segment)
   }
   return words
 }
