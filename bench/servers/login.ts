@@ -1,6 +1,7 @@
 /**
  * The product with a route behind a token, for `login-storm`. With the argument `libuv` passwords are hashed in the
- * process itself, as a server without the worker pool would do it: argon2 then has libuv's threads to itself.
+ * process itself, as a server without the worker pool would do it: argon2 then has libuv's threads to itself. With
+ * `unthrottled` any number of logins may fail.
  */
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -57,13 +58,15 @@ const inProcess: Plugin = definePlugin({
   }
 })
 
+const unlimited = { max_failures_per_account: 0, max_failures_per_address: 0 }
+
 const folder = await mkdtemp(join(tmpdir(), 'heartwood-bench-'))
 const kernel = new Kernel()
 const entries: readonly (readonly [Plugin, object])[] = [
   [store, { path: folder }],
   [http, { port: 0 }],
   [process.argv.includes('libuv') ? inProcess : workers, {}],
-  [auth, { jwt_secret: jwtSecret }],
+  [auth, { jwt_secret: jwtSecret, ...(process.argv.includes('unthrottled') ? { login_throttle: unlimited } : {}) }],
   [note, {}]
 ]
 await Promise.all(entries.map(([plugin, config]) => kernel.begin({ id: plugin.name, plugin, config })))
