@@ -1,4 +1,6 @@
+import { join } from 'node:path'
 import { CodedError } from '../../kernel/index.ts'
+import { prepareFolder } from './folder.ts'
 import { type Bounds, behind, boundsOf, decodeKey, encodeKey, keyBufferBytes, upTo } from './keys.ts'
 import type { Engine, Snapshot, StoredEntry } from './lmdb.ts'
 import { keepSecret } from './secrets.ts'
@@ -39,6 +41,8 @@ interface Attempt {
   /** From now on its `tx` refuses to work. */
   end(): void
 }
+
+const scratchName = /^[a-z][a-z0-9-]{0,63}$/
 
 /** The contract over an engine; any number of them may share one. */
 export function createStore(engine: Engine): Store {
@@ -111,6 +115,14 @@ export function createStore(engine: Engine): Store {
           secrets.set(name, kept)
         }
         return kept
+      }),
+
+    scratch: (name) =>
+      engine.during(async () => {
+        if (!scratchName.test(name)) throw new TypeError(`not a name for a folder: ${JSON.stringify(name)}`)
+        const path = join(engine.folder, 'scratch', name)
+        await prepareFolder(path)
+        return path
       }),
 
     ping: () =>

@@ -79,6 +79,13 @@ export interface Store extends Reader {
     name: string,
     make: () => string
   ): Promise<{ readonly value: string; readonly path: string; readonly created: boolean }>
+  /**
+   * A folder of its own for files that can be made again from what is stored, such as an index that a library keeps in a
+   * file. It is in no backup, and may be empty after any start.
+   * @param name lower case, as the plugin's
+   * @returns its path; the folder is there
+   */
+  scratch(name: string): Promise<string>
   /** The store answers: one read and one write went through. Rejects when not. */
   ping(): Promise<void>
 }

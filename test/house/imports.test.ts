@@ -31,7 +31,7 @@ const nodeOwners: Readonly<Record<string, readonly string[]>> = {
   'node:child_process': [],
   'node:cluster': [],
   'node:fs': ['main.ts', 'kernel', 'plugins/store'],
-  'node:fs/promises': ['authoring', 'kernel', 'plugins/store'],
+  'node:fs/promises': ['authoring', 'kernel', 'plugins/embeddings', 'plugins/rag', 'plugins/store'],
   'node:http': ['plugins/http'],
   'node:http2': [],
   'node:https': [],

@@ -53,6 +53,7 @@ const brokenStore = definePlugin({
       reserve: fail,
       flushed: fail,
       secret: fail,
+      scratch: fail,
       ping: fail
     })
   }
