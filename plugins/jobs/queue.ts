@@ -39,6 +39,8 @@ export interface StoredJob {
   readonly attempts: number
   readonly max_attempts: number
   readonly run_at_ms: number
+  /** When a worker took the attempt for the first time; `null` before the first one. */
+  readonly begun_at_ms: number | null
   /** Its place in `due`: when it may run, or when its lease ends; `null` once it has ended. */
   readonly due_at_ms: number | null
   readonly created_at_ms: number
@@ -277,8 +279,8 @@ export function createQueue(options: QueueOptions): Queue {
             tx.remove(due, [dueAtMs, id])
             continue
           }
-          const attempts = job.status === 'queued' ? job.attempts + 1 : job.attempts
-          const next: StoredJob = { ...job, status: 'running', attempts, due_at_ms: leaseUntilMs }
+          const begun = job.status === 'queued' ? { attempts: job.attempts + 1, begun_at_ms: now() } : {}
+          const next: StoredJob = { ...job, ...begun, status: 'running', due_at_ms: leaseUntilMs }
           write(tx, job, next)
           claimed.push(next)
         }
@@ -335,6 +337,7 @@ function createJob(request: EnqueueRequest, id: string, nowMs: number, maxAttemp
     attempts: 0,
     max_attempts: maxAttempts,
     run_at_ms: Math.max(runAtMs, nowMs),
+    begun_at_ms: null,
     due_at_ms: Math.max(runAtMs, nowMs),
     created_at_ms: nowMs,
     ended_at_ms: null,

@@ -1,5 +1,5 @@
 import { CodedError, type Lease, type Logger } from '../../kernel/index.ts'
-import type { Tools } from '../tools/types.ts'
+import type { ExecutionResponse, Tools } from '../tools/types.ts'
 import { outcomeOf, type RetryRules } from './outcome.ts'
 import type { Due, Queue, QueueState, StoredJob } from './queue.ts'
 import type { JobWorker } from './types.ts'
@@ -42,6 +42,16 @@ export interface WorkerOptions extends RetryRules {
   readonly isReady: () => boolean
 }
 
+const forgotten: Pick<ExecutionResponse, 'error' | 'data'> = {
+  error: {
+    code: 'EXECUTION_UNCERTAIN',
+    message: 'a worker began this attempt so long ago that its answer may be gone',
+    category: 'conflict',
+    recoverable: false,
+    retryable: false
+  }
+}
+
 export interface Worker extends JobWorker {
   /** Takes nothing any more; what runs goes on, and keeps its lease. */
   stop(): void
@@ -53,6 +63,11 @@ export interface Worker extends JobWorker {
 
 /** So far it looks for a job behind those that wait for a tool that takes one call at a time. */
 const maxLook = 1_000
+/**
+ * Answers are replayed for a day unless the program says otherwise. What a worker left behind longer ago may have ended
+ * without anybody still knowing it.
+ */
+const maxAbsenceMs = 12 * 3_600_000
 /** After the store has failed. */
 const pauseMs = 1_000
 /** Longest delay a timer takes. */
@@ -152,17 +167,7 @@ export function createWorker(options: WorkerOptions): Worker {
     else lease.signal.addEventListener('abort', abandon)
     try {
       const description = tools.get(tool)
-      const { response } = await tools.execute({
-        tool,
-        arguments: job.arguments,
-        requestId: `${id}#${attempts}`,
-        caller: {
-          principal: job.principal ?? undefined,
-          ...(job.session === null ? {} : { session: job.session }),
-          permissions: new Set(job.permissions)
-        },
-        signal: controller.signal
-      })
+      const response = isForgotten(job) ? forgotten : await execute(job, controller.signal)
       if (controller.signal.aborted && response.error?.code === 'CANCELLED') {
         await queue.abandon(job)
       } else {
@@ -184,6 +189,24 @@ export function createWorker(options: WorkerOptions): Worker {
       state.worker?.wake()
     }
   }
+
+  async function execute(job: StoredJob, signal: AbortSignal): Promise<Pick<ExecutionResponse, 'error' | 'data'>> {
+    const { response } = await tools.execute({
+      tool: job.tool,
+      arguments: job.arguments,
+      requestId: `${job.id}#${job.attempts}`,
+      caller: {
+        principal: job.principal ?? undefined,
+        ...(job.session === null ? {} : { session: job.session }),
+        permissions: new Set(job.permissions)
+      },
+      signal
+    })
+    return response
+  }
+
+  const isForgotten = ({ begun_at_ms }: StoredJob): boolean =>
+    begun_at_ms !== null && clock.now() - begun_at_ms > maxAbsenceMs
 
   function renewSoon(): void {
     if (own.size === 0) return

@@ -40,7 +40,7 @@ export function createReadiness({ checks, serverState, log, limit }: ReadinessOp
           controller.abort(late)
         })
       })
-      await Promise.race([Promise.resolve().then(() => item.check(controller.signal)), over])
+      await Promise.race([item.check(controller.signal), over])
       return { ok: true }
     } catch (error) {
       log.warn(`the readiness check '${item.name}' failed`, { entry, error })

@@ -1,6 +1,7 @@
 import { resolve } from 'node:path'
-import { definePlugin, schemaOf } from '../../kernel/index.ts'
+import { CodedError, definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../http/types.ts'
+import type {} from '../readiness/types.ts'
 import { openEngine } from './lmdb.ts'
 import { createStore } from './service.ts'
 import type {} from './types.ts'
@@ -41,5 +42,12 @@ export default definePlugin({
     ctx.provide('store', store)
     ctx.setInterval(() => engine.freeReaders(), readerCheckPeriodMs)
     ctx.contribute('http.checks', { name: 'database', check: () => store.ping() })
+    ctx.contribute('readiness.checks', {
+      name: 'database',
+      check: () =>
+        store.ping().catch((cause: unknown) => {
+          throw new CodedError('DATABASE_UNAVAILABLE', 'the store cannot be read or written', { cause })
+        })
+    })
   }
 })

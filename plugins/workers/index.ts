@@ -1,6 +1,8 @@
 import { availableParallelism } from 'node:os'
 import { definePlugin, schemaOf } from '../../kernel/index.ts'
+import type {} from '../readiness/types.ts'
 import type { PoolSettings } from './pool.ts'
+import { assertUp } from './readiness.ts'
 import { type Config, createPools } from './service.ts'
 import type { Workers } from './types.ts'
 
@@ -59,6 +61,7 @@ export default definePlugin({
     }
     ctx.provide('workers', workers)
     ctx.collect('workers.tasks', pools)
+    ctx.contribute('readiness.checks', { name: 'workers', check: () => assertUp(pools.load()) })
     ctx.onCommit(() => pools.configure(config))
   }
 })

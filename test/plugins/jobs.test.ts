@@ -570,6 +570,34 @@ t.test('where the store fails at any of its writes, no tool runs twice and no jo
   }
 })
 
+t.test('an attempt that was left behind too long ago is not run again: its answer may be gone', async (t) => {
+  const faulty = new FaultyStore()
+  const { jobs, enqueue, clock, world } = await startJobs(t, { store: false, entries: [{ plugin: faulty.plugin }] })
+  const job = await enqueue('sleep', { gate: 'g' })
+  await world.until('sleep g')
+  // It ends while nothing can be kept of it.
+  faulty.commitsLeft = 0
+  world.open('g')
+  await settle()
+  t.match(await jobs.get(job.id), { status: 'running' })
+  faulty.commitsLeft = Number.POSITIVE_INFINITY
+  clock.advance(12 * 3_600_000 + 1)
+  const retried = await until(async () => (await jobs.get(job.id))?.status !== 'running').then(() => jobs.get(job.id))
+  t.match(retried, { status: 'queued', attempts: 1, lastError: { code: 'EXECUTION_UNCERTAIN' } }, 'sleep is idempotent')
+  t.match(
+    outcomeOf(
+      { error: retried?.lastError as ToolFailure },
+      undefined,
+      { attempts: 1, maxAttempts: 5 },
+      { backoffMs: 0, maxBackoffMs: 0 }
+    ),
+    {
+      status: 'dead_lettered'
+    }
+  )
+  t.equal(world.count('sleep'), 1)
+})
+
 t.test('kill -9 in the middle: no write tool runs twice, and no acknowledged job is lost', async (t) => {
   const folder = t.testdir()
   const program = fileURLToPath(new URL('../fixtures/jobs-process.js', import.meta.url))
