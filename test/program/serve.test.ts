@@ -56,7 +56,7 @@ t.test('the shipped program serves a newcomer from registration to a changed con
   t.match(events.map((event) => event.content ?? '').join(''), /391/)
 
   const catalog = await call(server, 'GET', '/agent/tools')
-  t.match(catalog.json, { tools: [{ name: 'calculator' }, { name: 'clock' }] })
+  t.match(catalog.json, { tools: [{ name: 'calculator' }, { name: 'carmy_job' }, { name: 'clock' }] })
   const first = await call(server, 'POST', '/agent/execute', { body: { ...calculate, request_id: 'walk-1' } })
   const second = await call(server, 'POST', '/agent/execute', { body: { ...calculate, request_id: 'walk-1' } })
   t.match(first.json, { status: 'completed', data: { result: 0.666667 } })
