@@ -163,16 +163,21 @@ async function cutDocument(
 ): Promise<CutDocument> {
   const input: CutInput = { text: content, options: chunks }
   const cut =
-    content.length <= smallText ? cutText(content, chunks) : await runTask<Cut>(workers, 'rag/cut', input, signal)
+    content.length <= smallText ? cutText(content, chunks) : await runTask<Cut>(workers, 'rag/cut', input, { signal })
   if (cut.places.length === 0) throw invalid('Content too small to chunk')
   return { ...cut, language: analyser.detect(content.slice(0, smallText)) }
 }
 
 /** A thread may die under a task for reasons of its own: that is tried once more. */
-async function runTask<T>(workers: Workers, task: string, input: unknown, signal: AbortSignal | undefined): Promise<T> {
+async function runTask<T>(
+  workers: Workers,
+  task: string,
+  input: unknown,
+  { signal, goesOn = false }: { readonly signal: AbortSignal | undefined; readonly goesOn?: boolean }
+): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {
-      return await workers.run<T>(task, input, signal === undefined ? {} : { signal })
+      return await workers.run<T>(task, input, signal === undefined ? { goesOn } : { signal, goesOn })
     } catch (error) {
       throwIfAborted(signal)
       if (!isCoded(error) || !/^WORKERS_(CRASHED|ABORTED)$/.test(error.code)) throw error
@@ -216,7 +221,7 @@ async function attempt(
     const [segment, vectors] = await Promise.all([
       units <= smallText
         ? buildSegment(texts.map((text) => analyser.analyse(text, language)))
-        : runTask<Segment>(workers, 'rag/analyse', input, signal),
+        : runTask<Segment>(workers, 'rag/analyse', input, { signal, goesOn: true }),
       model === undefined ? undefined : encoder.embed(model, texts, 'document', signal)
     ])
     return { at, texts, segment, vectors }

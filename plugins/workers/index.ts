@@ -4,7 +4,7 @@ import type {} from '../readiness/types.ts'
 import type { PoolSettings } from './pool.ts'
 import { assertUp } from './readiness.ts'
 import { type Config, createPools } from './service.ts'
-import type { Workers } from './types.ts'
+import type { RunOptions, Workers } from './types.ts'
 
 const config = schemaOf<Config>({
   type: 'object',
@@ -55,8 +55,8 @@ export default definePlugin({
       (pools) => pools.close()
     )
     const workers: Workers = {
-      run: <T>(task: string, input: unknown, options: { readonly signal?: AbortSignal } = {}) =>
-        pools.run(task, input, options.signal ? [ctx.signal, options.signal] : [ctx.signal]) as Promise<T>,
+      run: <T>(task: string, input: unknown, { signal, goesOn = false }: RunOptions = {}) =>
+        pools.run(task, input, signal ? [ctx.signal, signal] : [ctx.signal], goesOn) as Promise<T>,
       load: () => pools.load()
     }
     ctx.provide('workers', workers)

@@ -6,7 +6,7 @@ import type { TaskResult } from './types.ts'
 /** How a pool is kept. */
 export interface PoolSettings {
   readonly max_threads: number
-  /** Tasks that may wait when all threads are at work. */
+  /** Tasks that may wait to begin when all threads are at work. */
   readonly max_queue: number
   readonly idle_timeout_ms: number
   readonly max_heap_mb: number
@@ -21,8 +21,11 @@ export interface PoolLoad {
 /** Threads of one kind, started when there is work and ended when they were idle for a while. */
 export interface Pool {
   readonly settings: PoolSettings
-  /** @param task its name, for messages */
-  run(task: string, assignment: Assignment, signal: AbortSignal): Promise<unknown>
+  /**
+   * @param task its name, for messages
+   * @param goesOn with work that was let in before: it waits in front, and however many wait
+   */
+  run(task: string, assignment: Assignment, signal: AbortSignal, goesOn: boolean): Promise<unknown>
   /** `undefined` before the first task. */
   load(): PoolLoad | undefined
   /** Resolves when all tasks have ended and the threads are gone. No task may come afterwards. */
@@ -41,7 +44,9 @@ const newest = 0.2
  * @param now milliseconds, monotonic
  */
 export function createPool(name: string, settings: PoolSettings, log: Logger, now: () => number): Pool {
-  const waiting = new Set<() => void>()
+  const begun = new Set<() => void>()
+  const fresh = new Set<() => void>()
+  const waiting = (): number => begun.size + fresh.size
   let running = 0
   let averageMs = 0
   let threads: Piscina<Assignment, TaskResult<unknown> | undefined> | undefined
@@ -83,7 +88,7 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
   }
 
   function startNext(): void {
-    for (const begin of waiting) {
+    for (const begin of [...begun, ...fresh]) {
       if (running >= settings.max_threads) return
       begin()
     }
@@ -101,25 +106,22 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
   }
 
   function busy(): CodedError {
-    const queueMs = (averageMs * (waiting.size + 1)) / settings.max_threads
-    return new CodedError(
-      'WORKERS_BUSY',
-      `${waiting.size} tasks are waiting in pool '${name}', which is all it takes`,
-      {
-        detail: { pool: name, retryAfterSeconds: Math.min(60, Math.max(1, Math.ceil(queueMs / 1000))) }
-      }
-    )
+    const queueMs = (averageMs * (waiting() + 1)) / settings.max_threads
+    return new CodedError('WORKERS_BUSY', `${waiting()} tasks are waiting in pool '${name}', which is all it takes`, {
+      detail: { pool: name, retryAfterSeconds: Math.min(60, Math.max(1, Math.ceil(queueMs / 1000))) }
+    })
   }
 
   return {
     settings,
-    run(task, assignment, signal) {
+    run(task, assignment, signal, goesOn) {
       if (signal.aborted) return Promise.reject(aborted(task, signal))
       if (running < settings.max_threads) return start(task, assignment, signal)
-      if (waiting.size >= settings.max_queue) return Promise.reject(busy())
+      if (!goesOn && waiting() >= settings.max_queue) return Promise.reject(busy())
+      const queue = goesOn ? begun : fresh
       return new Promise((resolve, reject) => {
         const leave = (): void => {
-          waiting.delete(begin)
+          queue.delete(begin)
           signal.removeEventListener('abort', giveUp)
         }
         const begin = (): void => {
@@ -130,11 +132,11 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
           leave()
           reject(aborted(task, signal))
         }
-        waiting.add(begin)
+        queue.add(begin)
         signal.addEventListener('abort', giveUp)
       })
     },
-    load: () => threads && { waiting: waiting.size, running, threads: threads.threads.length },
+    load: () => threads && { waiting: waiting(), running, threads: threads.threads.length },
     async close() {
       if (running > 0) {
         await new Promise<void>((resolve) => {

@@ -10,8 +10,11 @@ export type Config = { readonly pools: Readonly<Record<string, Partial<PoolSetti
 export interface Pools extends Collector<WorkerTask> {
   /** Takes new settings. Pools whose settings change end what they have, and others take their place. */
   configure(config: Config): void
-  /** @param signals end the task when one of them fires */
-  run(task: string, input: unknown, signals: readonly AbortSignal[]): Promise<unknown>
+  /**
+   * @param signals end the task when one of them fires
+   * @param goesOn with work that was let in before
+   */
+  run(task: string, input: unknown, signals: readonly AbortSignal[], goesOn: boolean): Promise<unknown>
   load: Workers['load']
   /** Resolves when all tasks have ended and all threads are gone. */
   close(): Promise<void>
@@ -74,7 +77,7 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
     update(next) {
       tasks = new Map(next.map((contribution) => [contribution.item.name, contribution]))
     },
-    async run(task, input, signals) {
+    async run(task, input, signals, goesOn) {
       const contribution = tasks.get(task)
       if (contribution === undefined) {
         throw new CodedError('WORKERS_UNKNOWN_TASK', `no plugin in the program contributes task '${task}'`)
@@ -83,7 +86,7 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
       const first = firstOf([lease.signal, ...signals])
       try {
         const { pool, module } = contribution.item
-        return await poolOf(pool).run(task, { module, input }, first.signal)
+        return await poolOf(pool).run(task, { module, input }, first.signal, goesOn)
       } finally {
         first.forget()
         lease.release()

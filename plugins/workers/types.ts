@@ -23,6 +23,11 @@ export type TaskResult<T> =
 export interface RunOptions {
   /** Takes a waiting task out of the queue, or ends the thread of a running one. */
   readonly signal?: AbortSignal
+  /**
+   * Goes on with work that was let in before: ahead of what waits to begin, and never refused. For every task of a piece
+   * of work but its first; what was begun would be lost otherwise just when there is too much to do.
+   */
+  readonly goesOn?: boolean
 }
 
 /**

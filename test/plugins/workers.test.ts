@@ -157,6 +157,26 @@ t.test('a full queue refuses at once and says when to come back', async (t) => {
   t.strictSame(await Promise.all([running, ...waiting]), ['let go', 1, 2])
 })
 
+t.test('work that was let in goes ahead of what waits to begin, and is not refused', async (t) => {
+  const house = await startPool(t, { max_queue: 1 })
+  const { order, entered, letGo } = blockade()
+  const running = house.order(order)
+  await entered()
+  const ended: unknown[] = []
+  const run = (value: string, goesOn: boolean) =>
+    house
+      .services('workers')
+      .run('fixture/work', { do: 'answer', value }, { goesOn })
+      .then((value) => ended.push(value))
+  const waiting = [run('new', false), run('begun', true), run('begun too', true)]
+  t.match(loadOf(house), { running: 1, waiting: 3 })
+  await t.rejects(run('newer', false), { code: 'WORKERS_BUSY' })
+
+  letGo()
+  await Promise.all([running, ...waiting])
+  t.strictSame(ended, ['begun', 'begun too', 'new'])
+})
+
 t.test('aborting a waiting task and then the running one lets those behind them start', async (t) => {
   const house = await startPool(t)
   const [first, second] = [new AbortController(), new AbortController()]
