@@ -1,9 +1,9 @@
-import { createHmac, randomUUID } from 'node:crypto'
+import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { type Client, type HttpReply, httpRequest, openClient } from './load.ts'
 import { type ServerProcess, startServer } from './process.ts'
 import { defineBench, type Figures, type Side } from './runner.ts'
-import { jwtSecret } from './servers/login-secret.ts'
+import { makeToken } from './token.ts'
 
 const people = 50
 const pauseMs = 5
@@ -13,19 +13,11 @@ const password = 'a password of the bench'
 const polls = {
   healthMs: () => httpRequest('GET', '/health'),
   seenMs: () => noteRequest(seenToken),
-  unseenMs: () => noteRequest(makeToken())
+  unseenMs: () => noteRequest(makeToken(randomUUID()))
 }
 type Poll = keyof typeof polls
 
-function makeToken(): string {
-  const encode = (value: unknown) => Buffer.from(JSON.stringify(value)).toString('base64url')
-  const iat = Math.floor(Date.now() / 1000)
-  const claims = { sub: randomUUID(), email: 'poll@bench.test', exp: iat + 900, iat }
-  const signed = `${encode({ alg: 'HS256', typ: 'JWT' })}.${encode(claims)}`
-  return `${signed}.${createHmac('sha256', jwtSecret).update(signed).digest('base64url')}`
-}
-
-const seenToken = makeToken()
+const seenToken = makeToken(randomUUID())
 
 function noteRequest(token: string): Buffer {
   return httpRequest('GET', '/bench/note', { headers: { Authorization: `Bearer ${token}` } })

@@ -4,7 +4,21 @@ import { pinGenerator } from './process.ts'
 import { type Bench, renderTable, runBench, writeResult } from './runner.ts'
 
 /** Files of this folder that default-export a bench, or several. */
-const files = ['kernel', 'http-floor', 'metered', 'login-storm', 'crash', 'startup', 'swap', 'reload', 'retrieval']
+const files = [
+  'kernel',
+  'http-floor',
+  'auth',
+  'metered',
+  'login-storm',
+  'login-time',
+  'overload',
+  'crash',
+  'startup',
+  'swap',
+  'reload',
+  'retrieval',
+  'vectors'
+]
 
 const asked = process.argv.slice(2)
 const unknown = asked.filter((name) => !files.includes(name))

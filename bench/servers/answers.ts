@@ -1,4 +1,4 @@
-/** What the servers of `http-floor` and `metered` answer: the forms of the product, made from the parsed body. */
+/** What the servers of `http-floor`, `auth` and `metered` answer: the forms of the product, made from the parsed body. */
 export const answers: Readonly<Record<string, (body: Record<string, unknown>) => unknown>> = {
   '/agent/execute': (body) => ({
     execution_id: 'exec_01j9zq3v8k5m2n4p6r7s8t9v0w',

@@ -1,7 +1,7 @@
-/** A peer of `http-floor`: `peer.js node|fastify|hono [jose]`. The work is in `checks.ts`; here is only the framework. */
+/** A peer of `http-floor` and `auth`: `peer.js node|fastify|hono [jose]`. The work is in `checks.ts`; here is only the framework. */
 import { createServer } from 'node:http'
 import { loadPeer } from '../peers.ts'
-import { createChecks, executeBody, noteBody } from './checks.ts'
+import { createChecks, credentialsBody, executeBody, noteBody } from './checks.ts'
 
 const checks = createChecks(process.argv[3] === 'jose' ? 'jose' : 'hmac')
 await checks.ready
@@ -59,6 +59,15 @@ const servers: Readonly<Record<string, () => unknown>> = {
       // biome-ignore lint/suspicious/noExplicitAny: the peer is untyped here
       async (request: any) => checks.readNote(request.body)
     )
+    // biome-ignore lint/suspicious/noExplicitAny: the peer is untyped here
+    app.post('/api/auth/register', { schema: { body: credentialsBody } }, async (request: any) =>
+      checks.register(request.body)
+    )
+    // biome-ignore lint/suspicious/noExplicitAny: the peer is untyped here
+    app.post('/api/auth/login', { schema: { body: credentialsBody } }, async (request: any, reply: any) => {
+      const session = await checks.login(request.body)
+      return session ?? reply.code(401).send(refusals[401])
+    })
     await app.listen({ host: '127.0.0.1', port: 0 })
     announce(app.server.address().port)
   },
