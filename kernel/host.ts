@@ -116,6 +116,8 @@ export class ProgramHost {
   #watcher: FileWatcher | undefined
   /** The files of the program as they were last read, by their absolute paths. */
   #texts: ReadonlyMap<string, string> = new Map()
+  /** The files as they last were whole: neither empty nor cut short. */
+  #whole = new Map<string, string>()
   /** Why what the program file says is not what runs. */
   #fileError: unknown
   /** Names of the realms that entries have of their own; they move with the entry. */
@@ -188,7 +190,12 @@ export class ProgramHost {
       this.#files = source.files.map(({ parsed }) => parsed.file)
       this.#texts = new Map(source.files.map(({ parsed }) => [resolve(parsed.file), parsed.text]))
       this.#follow()
-      if (source.program.entries.length > 0 || (this.#current?.entries.length ?? 0) === 0) return source
+      const cut = source.files.find(({ parsed }) => isCut(parsed.text, this.#whole.get(parsed.file)))
+      if (cut !== undefined) throw cutShort(cut.parsed.file, this.#files)
+      if (source.program.entries.length > 0 || (this.#current?.entries.length ?? 0) === 0) {
+        this.#whole = new Map(source.files.map(({ parsed }) => [parsed.file, parsed.text]))
+        return source
+      }
     } catch (error) {
       if (isCoded(error)) this.#files = (error.detail?.['paths'] as readonly string[] | undefined) ?? this.#files
       this.#follow()
@@ -343,6 +350,7 @@ export class ProgramHost {
     const present = program.entries.find((entry) => entry.id === input.id)
     const entry: Entry = { config: {}, disabled: false, ...input }
     const config = unmaskSecrets(entry.config, present?.config)
+    const intercept = entry.intercept && unmaskSecrets(entry.intercept, present?.intercept)
     if (present === undefined) return { edits: [{ op: 'insert', entry: { ...entry, config } }] }
     const { id } = entry
     return {
@@ -351,7 +359,7 @@ export class ProgramHost {
         { op: 'set-config', id, config },
         { op: 'set-disabled', id, disabled: entry.disabled },
         { op: 'set', id, key: 'isolate', value: entry.isolate },
-        { op: 'set', id, key: 'intercept', value: entry.intercept },
+        { op: 'set', id, key: 'intercept', value: intercept },
         { op: 'set', id, key: 'position', value: entry.position }
       ]
     }
@@ -385,7 +393,10 @@ export class ProgramHost {
     }
     if (disabled !== undefined) edits.push({ op: 'set-disabled', id, disabled })
     if (isolate !== undefined) edits.push({ op: 'set', id, key: 'isolate', value: isolate ?? undefined })
-    if (intercept !== undefined) edits.push({ op: 'set', id, key: 'intercept', value: intercept ?? undefined })
+    if (intercept !== undefined) {
+      const value = intercept === null ? undefined : unmaskSecrets(intercept, entry.intercept)
+      edits.push({ op: 'set', id, key: 'intercept', value })
+    }
     return edits
   }
 
@@ -505,6 +516,7 @@ export class ProgramHost {
 
   async #write(file: string, text: string): Promise<void> {
     await writeProgramFile(file, text)
+    this.#whole.set(file, text)
     this.#watcher?.expect(resolve(file), text)
   }
 
@@ -741,8 +753,22 @@ export class ProgramHost {
   }
 
   #masked(entry: Entry): Entry {
+    if (isStructure(entry)) return this.#withMaskedOverlays(entry)
     const plugin = this.#code.get(entry.plugin)
-    return { ...entry, config: maskSecrets(entry.config, plugin === undefined ? undefined : (plugin.config ?? {})) }
+    const config = maskSecrets(entry.config, plugin === undefined ? undefined : (plugin.config ?? {}))
+    return this.#withMaskedOverlays({ ...entry, config })
+  }
+
+  /** What is laid over a service is masked as the config of who provides it is. */
+  #withMaskedOverlays(entry: Entry): Entry {
+    if (entry.intercept === undefined) return entry
+    const plugins = this.program.entries.flatMap(({ plugin }) => this.#code.get(plugin) ?? [])
+    const masked = Object.entries(entry.intercept).map(([service, overlay]) => {
+      const providers = plugins.filter(({ provides }) => provides.includes(service as ServiceName))
+      const schemas = [...new Set(providers.map(({ config }) => config ?? {}))]
+      return [service, maskSecrets(overlay as JsonObject, schemas.length === 0 ? undefined : { allOf: schemas })]
+    })
+    return { ...entry, intercept: Object.fromEntries(masked) as JsonObject }
   }
 }
 
@@ -773,6 +799,17 @@ function renewing(steps: readonly Step[], entries: readonly Entry[], id: string 
   const to = id === undefined ? undefined : entries.find((entry) => entry.id === id)
   if (id === undefined || to === undefined) return steps
   return [...steps.filter((step) => step.id !== id), { action: 'rebuild-fiber', id, from: to, to, renew: true }]
+}
+
+/** Whether a text is the beginning of what it was and ends where no line ends: half of a save, most likely. */
+function isCut(text: string, before: string | undefined): boolean {
+  return before !== undefined && before.endsWith('\n') && !text.endsWith('\n') && text !== '' && before.startsWith(text)
+}
+
+function cutShort(file: string, files: readonly string[]): CodedError {
+  const message =
+    'the file is the beginning of what it was, and ends without a line end; end it with one if it is meant'
+  return invalidProgram(file, [{ line: 0, column: 0, message }], files)
 }
 
 function assertMatch(source: Source, options: ChangeOptions | undefined): void {

@@ -515,7 +515,11 @@ function printable(id: string): string {
 }
 
 /** The error for what is wrong with a program: one line a fault. @param file the program file */
-export function invalidProgram(file: string, faults: readonly ProgramFault[], paths = [file]): CodedError {
+export function invalidProgram(
+  file: string,
+  faults: readonly ProgramFault[],
+  paths: readonly string[] = [file]
+): CodedError {
   const lines = faults.map((fault) => {
     const { line, column, message } = fault
     return `${fault.file ?? file}:${line > 0 ? `${line}:${column}:` : ''} ${message}`

@@ -333,6 +333,35 @@ t.test('a step that fails late takes back all before it, with the code and the c
   )
 })
 
+t.test('a file that has been cut short is half of a save; one that ends where a line ends is meant', async (t) => {
+  const house = await startFile(t, num(1) + include('i', 'more.toml') + entry('p'), defaults, {
+    'more.toml': entry('a') + entry('b')
+  })
+  const whole = house.read()
+  const ids = house.ids()
+  const half = num(1).trimEnd()
+  const isCut = /^PROGRAM_INVALID program\.toml: the file is the beginning of what it was/
+  house.write(half)
+  t.match(await refusal(house.reload()), isCut)
+  t.match(await refusal(house.control.toggleEntry('p')), isCut)
+  t.equal(house.read(), half, 'nothing is written over it')
+  house.write('')
+  await refusal(house.reload())
+  house.write(half)
+  t.match(await refusal(house.reload()), isCut, 'also when it was empty in between')
+  house.write(whole)
+  house.write(entry('a').trimEnd(), 'more.toml')
+  t.match(await refusal(house.reload()), /^PROGRAM_INVALID more\.toml: the file is the beginning/)
+  house.write(entry('a') + entry('b'), 'more.toml')
+  t.strictSame([await house.reload(), house.ids()], [[], ids])
+
+  await house.control.patchEntry('num', { config: { value: 2 } })
+  house.write(num(2).trimEnd())
+  t.match(await refusal(house.reload()), isCut, 'what the kernel has written is what it was')
+  house.write(num(2))
+  t.strictSame((await house.reload()).toSorted(), ['retire a', 'retire b', 'retire p'])
+})
+
 t.test('P21 of two reloads at once one applies, the other finds nothing to do', async (t) => {
   const house = await startFile(t, num(1))
   house.write(num(2))

@@ -946,6 +946,30 @@ t.test('whatever kind of rule calls a value writeOnly, it is masked', async (t) 
   t.match(house.text(), config)
 })
 
+t.test('what is laid over a service is masked as the config of its provider is', async (t) => {
+  const keeper = definePlugin({
+    name: 'keeper',
+    provides: ['calc_service'],
+    config: schemaOf<Record<string, unknown>>({
+      type: 'object',
+      properties: { api_key: { type: 'string', writeOnly: true }, note: { type: 'string' } }
+    }),
+    apply: (ctx) => ctx.provide('calc_service', { precision: () => 1 })
+  })
+  const intercept = '{ calc_service = { api_key = "hush", note = "shown" }, slow_service = { note = "hush" } }'
+  const house = await startProgram(
+    t,
+    `\n[[entry]]\nid = "keeper"\nplugin = "keeper"\n[[entry]]\nid = "g"\nplugin = "@group"\nintercept = ${intercept}\n`,
+    { keeper }
+  )
+  const mask = '********'
+  const masked = { calc_service: { api_key: mask, note: 'shown' }, slow_service: { note: mask } }
+  const listed = (await house.admin('GET', '/entries')).body as { current: { id: string; intercept: object }[] }
+  t.same(listed.current.find(({ id }) => id === 'g')?.intercept, masked)
+  t.match((await house.admin('PATCH', '/entries/g', { intercept: masked })).body, { entry: { intercept: masked } })
+  t.match(house.text(), intercept)
+})
+
 t.test('of a plugin whose code does not load no value is shown: what of it is secret is not known', async (t) => {
   const config =
     '{ api_key = "hush", port = 7777, on = true, deep = { list = ["hush"] }, from_env = "${HEARTWOOD_NONE:-}" }'
