@@ -22,6 +22,8 @@ commands
   backup     copy the data to a new folder, also while a server uses it
   restore    put a backup into a data folder that holds nothing
   plugin new NAME  write a plugin that works, with its test, beside the program file
+  rag ingest DIR   take md, txt, json, jsonl and html files into a collection of a running server
+  rag search WORDS search a collection of a running server
 
 options
   --program FILE     the program file (default: ./program.toml)
@@ -33,6 +35,17 @@ options
   --port PORT        likewise, with PORT
   --log-level LEVEL  debug, info (the default), warn or error; lines of JSON on stderr
   --help, --version
+
+options of rag
+  --url URL          of the server (default: http://127.0.0.1:3000)
+  --token TOKEN      an access token (or HEARTWOOD_TOKEN; or HEARTWOOD_EMAIL and HEARTWOOD_PASSWORD, which last longer)
+  --collection NAME  (default: documents)
+  --tag TAG          with ingest: a tag of each document; may be given again
+  --dry-run          with ingest: say what would be taken in
+  --journal FILE     with ingest: where it is noted what has been taken in (default: in DIR); run it again to go on
+  --strategy NAME    with search: hybrid, bm25, fuzzy or semantic
+  --limit N          with search: hits at most
+  --json             with search: the answer as it is
 `
 
 const flagOptions = {
@@ -44,6 +57,15 @@ const flagOptions = {
   host: { type: 'string' },
   port: { type: 'string' },
   'log-level': { type: 'string', default: 'info' },
+  url: { type: 'string', default: 'http://127.0.0.1:3000' },
+  token: { type: 'string' },
+  collection: { type: 'string', default: 'documents' },
+  tag: { type: 'string', multiple: true, default: [] as string[] },
+  'dry-run': { type: 'boolean', default: false },
+  journal: { type: 'string' },
+  strategy: { type: 'string' },
+  limit: { type: 'string' },
+  json: { type: 'boolean', default: false },
   help: { type: 'boolean', short: 'h', default: false },
   version: { type: 'boolean', default: false }
 } as const
@@ -61,6 +83,7 @@ async function main(): Promise<void> {
     if (values.version) return print(`${version()}\n`)
     const [command = 'serve', ...rest] = positionals
     if (command === 'plugin') return await plugin(values, rest)
+    if (command === 'rag') return await rag(values, rest)
     if (rest.length > 0) throw new TypeError(`unexpected argument '${rest[0]}'; see heartwood --help`)
     if (command === 'serve') return await serve(values)
     if (command === 'mcp') return await mcp(values)
@@ -70,7 +93,7 @@ async function main(): Promise<void> {
     if (command === 'restore') {
       return print(await (await storeVerbs()).runRestore(values.from, await dataFolder(values), values.verify))
     }
-    throw new TypeError(`unknown command '${command}'; known: serve, mcp, validate, plan, backup, restore, plugin`)
+    throw new TypeError(`unknown command '${command}'; known: serve, mcp, validate, plan, backup, restore, plugin, rag`)
   } catch (error) {
     process.stderr.write(`heartwood: ${messageOf(error)}\n`)
     process.exitCode = 1
@@ -190,6 +213,34 @@ async function plugin(flags: Flags, [verb, name, ...rest]: readonly string[]): P
   const { loader } = hostOptions(flags, flags.program)
   const folder = dirname(resolve(flags.program))
   print(await newPlugin(name, { folder, taken: loader.labels(), cwd: process.cwd() }))
+}
+
+async function rag(flags: Flags, [verb, ...words]: readonly string[]): Promise<void> {
+  const usage = 'usage: heartwood rag ingest DIR, or heartwood rag search WORDS'
+  if ((verb !== 'ingest' && verb !== 'search') || words.length === 0) throw new TypeError(usage)
+  const { runIngest, runSearch } = await import('./client/rag.ts')
+  const { Server } = await import('./client/server.ts')
+  const { collection, strategy, json, journal, limit } = flags
+  const server = new Server(flags.url, credential(flags))
+  if (verb === 'search') {
+    if (limit !== undefined && !/^\d+$/.test(limit)) throw new TypeError(`--limit is a number, found '${limit}'`)
+    const most = limit === undefined ? undefined : Number(limit)
+    return print(await runSearch({ server, query: words.join(' '), collection, strategy, limit: most, json }))
+  }
+  const [from, ...rest] = words
+  if (from === undefined || rest.length > 0) throw new TypeError(usage)
+  const ending = new AbortController()
+  process.once('SIGINT', () => ending.abort())
+  const options = { server, from, collection, dryRun: flags['dry-run'], journal, tags: flags.tag }
+  print(await runIngest({ ...options, screen: process.stderr, nowMs: () => performance.now(), signal: ending.signal }))
+}
+
+function credential({ token = process.env['HEARTWOOD_TOKEN'] }: Flags) {
+  const { HEARTWOOD_EMAIL: email, HEARTWOOD_PASSWORD: password } = process.env
+  if (token !== undefined && token !== '') return { token }
+  if (email !== undefined && password !== undefined) return { email, password }
+  const ways = '--token TOKEN, HEARTWOOD_TOKEN, or HEARTWOOD_EMAIL and HEARTWOOD_PASSWORD in the environment'
+  throw new TypeError(`say who asks: ${ways}`)
 }
 
 /** Loaded where it is needed: the other verbs have no use for a database. */
