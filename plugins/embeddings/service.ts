@@ -74,30 +74,24 @@ export function createEmbeddings(
       // A batch takes as long as its longest text makes it: texts of about one length go together.
       const missing = different.filter((text) => !vectors.has(text)).sort((a, b) => a.length - b.length)
       let failed = false
-      const work = batchesOf(missing, encoder.batch).map((batch) =>
-        queue
-          .run(
-            async () => {
-              signal?.throwIfAborted()
-              if (failed) return
-              const rows = await encoder.run(batch, signal)
-              const dimensions = rows.length / batch.length
-              const found = batch.map(
-                (text, at) => [text, rows.subarray(at * dimensions, (at + 1) * dimensions)] as const
-              )
-              for (const [text, vector] of found) vectors.set(text, vector)
-              if (kind === 'query') keep(queries, found)
-              else void cache?.put(found.map(([text, vector]) => [cacheKey(encoder.identity, text), vector]))
-              tell(batch.length)
-            },
-            kind === 'query',
-            signal
-          )
-          .catch((error: unknown) => {
-            failed = true
-            throw error
-          })
-      )
+      const embedBatch = async (batch: readonly string[]): Promise<void> => {
+        signal?.throwIfAborted()
+        if (failed) return
+        try {
+          const rows = await encoder.run(batch, signal)
+          const dimensions = rows.length / batch.length
+          const found = batch.map((text, at) => [text, rows.subarray(at * dimensions, (at + 1) * dimensions)] as const)
+          for (const [text, vector] of found) vectors.set(text, vector)
+          if (kind === 'query') keep(queries, found)
+          else void cache?.put(found.map(([text, vector]) => [cacheKey(encoder.identity, text), vector]))
+        } catch (error) {
+          failed = true
+          throw error
+        }
+        tell(batch.length)
+      }
+      const batches = batchesOf(missing, encoder.batch)
+      const work = batches.map((batch) => queue.run(() => embedBatch(batch), kind === 'query', signal))
       await allOf(work)
       return prepared.map((text) => vectors.get(text)!)
     }
