@@ -127,7 +127,7 @@ export function createChat(options: {
         : undefined
     let meter: Meter | undefined
     try {
-      meter = await beginMeter(tenants, quotas, log, request, spent)
+      meter = await beginMeter(tenants, quotas, log, request, spent, newId, now)
       held ??= holdAgent(findChosen(await choose(request, message, spent)), request)
       const { contextId } = request
       return {
@@ -240,8 +240,9 @@ export function createChat(options: {
     await (meter === undefined ? store() : Promise.all([store(), meter.settle(agent)]))
   }
 
-  function toTurnFailure({ held }: OpenTurn, error: unknown, what?: string): CodedError {
+  function toTurnFailure({ held, meter }: OpenTurn, error: unknown, what?: string): CodedError {
     const failure = toFailure(error, held.ending.signal, what)
+    meter?.failed(failure.message)
     if (failure.code === 'CHAT_MODEL_FAILED') {
       const subject = `provider ${held.provider}`
       const title = `Language models of '${held.provider}' fail`

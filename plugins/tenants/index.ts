@@ -43,7 +43,7 @@ export function tenantsAt(now: () => number): Plugin {
     async apply(ctx, config) {
       const { store, audit } = ctx.services
       // The number stands for the shape of the state: code that keeps another one starts with its own.
-      const state = await ctx.resource('state', 1, createState, () => {})
+      const state = await ctx.resource('state', 2, createState, () => {})
       let data: readonly Contribution<TenantData>[] = []
       const tenants = createTenants({
         store,

@@ -2,7 +2,7 @@ import { setImmediate } from 'node:timers/promises'
 import { type Awaitable, CodedError, isCoded } from '../../kernel/index.ts'
 import type { Key, Reader, Store, Transaction } from '../store/types.ts'
 import { isLimited, leftOf, refusalOf, refused, tiers, usedUp } from './limits.ts'
-import type { AgentRuns, Limits, Period, Reservation, Standing, Tenant, Tier, Usage, Work } from './types.ts'
+import type { AgentRun, AgentRuns, Limits, Period, Reservation, Standing, Tenant, Tier, Usage, Work } from './types.ts'
 
 /** A tenant as stored under its id. */
 export interface StoredTenant {
@@ -24,7 +24,17 @@ export interface Count extends Usage {
   readonly reserved: number
 }
 
-export type StoredRuns = Omit<AgentRuns, 'agent'>
+type RunCounts = Omit<AgentRuns, 'agent'>
+
+export interface StoredRuns extends RunCounts {
+  /** How many runs were kept so far, those included that had to make room: the number of the last one. */
+  readonly kept?: number
+}
+
+/** What is still to be written of an agent. */
+interface RunChange extends RunCounts {
+  readonly kept: readonly AgentRun[]
+}
 
 /** By tenant. */
 export const tenantsCollection = 'tenants.tenants'
@@ -34,6 +44,8 @@ export const monthsCollection = 'tenants.months'
 export const daysCollection = 'tenants.days'
 /** {@link StoredRuns} by tenant and agent. */
 export const runsCollection = 'tenants.runs'
+/** {@link AgentRun} by tenant, agent and number. */
+export const keptRunsCollection = 'tenants.kept_runs'
 /** Unix time in milliseconds of the last use, by tenant and key. */
 export const usesCollection = 'tenants.key_uses'
 /** By tenant and key. */
@@ -87,7 +99,7 @@ export interface Account {
   demand: number
   changes: Change[]
   /** By agent, what is still to be added. */
-  runs: Map<string, StoredRuns>
+  runs: Map<string, RunChange>
   asking: Waiter[]
   settling: NextCommit | undefined
   flushing: Promise<void> | undefined
@@ -130,7 +142,9 @@ export interface Ledger {
 /** Accounts in one transaction: a commit costs about the same for one and for many, but others want a turn too. */
 const maxBatch = 256
 export const maxIdChars = 64
-const maxNameChars = 256
+export const maxAgentChars = 256
+/** Of an agent of a tenant. */
+export const maxKeptRuns = 1_000
 /**
  * Places that are kept at hand: twice what was asked for since the last commit, but at most so many, and so large a
  * share of what the tenant has left.
@@ -292,10 +306,11 @@ export function createLedger(
     account.held = Math.max(0, account.held - tokens)
     count(account, reservation, purges, 0, work.tokens, 0)
     if (work.agent !== undefined && purges === account.tenant.purges) {
-      addRuns(account.runs, work.agent.slice(0, maxNameChars), {
+      addRuns(account.runs, work.agent.slice(0, maxAgentChars), {
         runs: 1,
         failures: work.ok ? 0 : 1,
-        lastRunAtMs: now()
+        lastRunAtMs: now(),
+        kept: work.run === undefined ? [] : [work.run]
       })
     }
     write(account)
@@ -423,7 +438,13 @@ export function createLedger(
     if (purges === stored.purges) {
       for (const [agent, more] of runs) {
         const before = (await tx.get<StoredRuns>(runsCollection, [id, agent]))?.value
-        tx.put(runsCollection, [id, agent], before === undefined ? more : sumRuns(before, more))
+        let kept = before?.kept ?? 0
+        for (const run of more.kept) {
+          kept += 1
+          tx.put(keptRunsCollection, [id, agent, kept], run)
+          if (kept > maxKeptRuns) tx.remove(keptRunsCollection, [id, agent, kept - maxKeptRuns])
+        }
+        tx.put(runsCollection, [id, agent], { ...sumRuns(before, more), kept })
       }
     }
     return { tenant, inMonth: inMonth.count, inDay: inDay.count, granted }
@@ -553,7 +574,7 @@ interface Taken {
   readonly at: Period
   readonly purges: number
   readonly changes: readonly Change[]
-  readonly runs: ReadonlyMap<string, StoredRuns>
+  readonly runs: ReadonlyMap<string, RunChange>
   readonly demand: number
   readonly asking: readonly Waiter[]
   readonly settling: NextCommit | undefined
@@ -677,16 +698,17 @@ function sum(a: Count, b: Count): Count {
   return { requests: a.requests + b.requests, tokens: a.tokens + b.tokens, reserved: a.reserved + b.reserved }
 }
 
-function addRuns(runs: Map<string, StoredRuns>, agent: string, more: StoredRuns): void {
+function addRuns(runs: Map<string, RunChange>, agent: string, more: RunChange): void {
   const before = runs.get(agent)
-  runs.set(agent, before === undefined ? more : sumRuns(before, more))
+  const kept = before === undefined ? more.kept : [...before.kept, ...more.kept].slice(-maxKeptRuns)
+  runs.set(agent, { ...sumRuns(before, more), kept })
 }
 
-function sumRuns(a: StoredRuns, b: StoredRuns): StoredRuns {
+function sumRuns(a: RunCounts | undefined, b: RunCounts): RunCounts {
   return {
-    runs: a.runs + b.runs,
-    failures: a.failures + b.failures,
-    lastRunAtMs: Math.max(a.lastRunAtMs, b.lastRunAtMs)
+    runs: (a?.runs ?? 0) + b.runs,
+    failures: (a?.failures ?? 0) + b.failures,
+    lastRunAtMs: Math.max(a?.lastRunAtMs ?? 0, b.lastRunAtMs)
   }
 }
 

@@ -9,8 +9,11 @@ import {
   createLedger,
   createLedgerState,
   daysCollection,
+  keptRunsCollection,
   keysCollection,
+  maxAgentChars,
   maxIdChars,
+  maxKeptRuns,
   type LedgerState,
   monthsCollection,
   runsCollection,
@@ -23,7 +26,7 @@ import {
   usesCollection
 } from './ledger.ts'
 import { parseTier } from './limits.ts'
-import type { ApiKey, DayUsage, KeyHolder, Limits, Tenant, TenantData, Tenants, Usage } from './types.ts'
+import type { AgentRun, ApiKey, DayUsage, KeyHolder, Limits, Tenant, TenantData, Tenants, Usage } from './types.ts'
 
 /** Which administrator asks for a change, for the audit log. */
 export type Actor = Pick<AuditChange, 'actor' | 'address' | 'requestId'>
@@ -329,6 +332,7 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
         requests += usage.requests
         return true
       })
+      await sweepRows<AgentRun>(keptRunsCollection, tenantId, () => true)
       await sweepRows<StoredRuns>(runsCollection, tenantId, (_key, found) => {
         runs += found.runs
         return true
@@ -422,7 +426,25 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
     async runs(tenantId) {
       await ledger.flush(tenantId)
       const rows = await all<StoredRuns>(runsCollection, [tenantId])
-      return rows.map(([[, agent], runs]) => ({ agent: String(agent), ...runs }))
+      return rows.map(([[, agent], { runs, failures, lastRunAtMs }]) => {
+        return { agent: String(agent), runs, failures, lastRunAtMs }
+      })
+    },
+
+    async runsOf(tenantId, agent, { offset, limit }) {
+      await ledger.flush(tenantId)
+      const key = [tenantId, agent.slice(0, maxAgentChars)]
+      const last = (await store.get<StoredRuns>(runsCollection, key))?.value.kept ?? 0
+      const runs: AgentRun[] = []
+      const after = [...key, Math.max(0, last - offset) + 1]
+      for await (const [, { value }] of store.range<AgentRun>(keptRunsCollection, key, {
+        reverse: true,
+        limit,
+        after
+      })) {
+        runs.push(value)
+      }
+      return { runs, total: Math.min(last, maxKeptRuns) }
     },
 
     async keys(tenantId) {

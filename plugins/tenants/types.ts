@@ -69,6 +69,18 @@ export interface AgentRuns {
   readonly lastRunAtMs: number
 }
 
+/** One turn of an agent for a tenant. */
+export interface AgentRun {
+  readonly id: string
+  readonly inputTokens: number
+  readonly outputTokens: number
+  /** Unix times in milliseconds. */
+  readonly startedAtMs: number
+  readonly finishedAtMs: number
+  /** What the caller was told; `null` when it ended as it should. */
+  readonly error: string | null
+}
+
 export interface ApiKey {
   readonly id: string
   readonly name: string
@@ -115,6 +127,8 @@ export interface Work {
   readonly ok: boolean
   /** Input and output together. */
   readonly tokens: number
+  /** Left out where nobody wants to see it again. */
+  readonly run?: AgentRun
 }
 
 export interface Purged {
@@ -179,6 +193,15 @@ export interface Tenants {
   /** The last days (this one with it) that something was counted on, oldest first. */
   daily(tenantId: string, days: number): Promise<readonly DayUsage[]>
   runs(tenantId: string): Promise<readonly AgentRuns[]>
+  /**
+   * The runs of an agent, the last one first; the last 1,000 are kept.
+   * @returns a page of them, and how many there are in all
+   */
+  runsOf(
+    tenantId: string,
+    agent: string,
+    page: { readonly offset: number; readonly limit: number }
+  ): Promise<{ readonly runs: readonly AgentRun[]; readonly total: number }>
   /** Oldest first; expired ones are among them. */
   keys(tenantId: string): Promise<readonly ApiKey[]>
   /**

@@ -44,14 +44,18 @@ export function paginatedOf(item: JsonSchema): JsonSchema {
 
 /** The page asked for; what is out of bounds is brought into them, and a page past the end is empty. */
 export function paginate<T>(all: readonly T[], query: PageQuery): Paginated<T> {
-  const page = Math.max(query.page, 1)
-  const per_page = Math.min(Math.max(query.per_page, 1), maxPerPage)
-  const start = (page - 1) * per_page
-  return {
-    items: all.slice(start, start + per_page),
-    total: all.length,
-    page,
-    per_page,
-    total_pages: Math.ceil(all.length / per_page)
-  }
+  const { offset, limit } = sliceOf(query)
+  return toPage(all.slice(offset, offset + limit), all.length, query)
+}
+
+/** Which items a page holds: so many, after the first so many. */
+export function sliceOf({ page, per_page }: PageQuery): { readonly offset: number; readonly limit: number } {
+  const limit = Math.min(Math.max(per_page, 1), maxPerPage)
+  return { offset: (Math.max(page, 1) - 1) * limit, limit }
+}
+
+/** @param items of this page; `total` counts those of all pages */
+export function toPage<T>(items: readonly T[], total: number, query: PageQuery): Paginated<T> {
+  const { limit } = sliceOf(query)
+  return { items, total, page: Math.max(query.page, 1), per_page: limit, total_pages: Math.ceil(total / limit) }
 }

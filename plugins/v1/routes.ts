@@ -1,10 +1,10 @@
 import { CodedError, schemaOf, type JsonSchema } from '../../kernel/index.ts'
 import type { AgentDefinition, Chat, ChatOutcome } from '../chat/types.ts'
 import type { ErrorMap, Headers, Problem, Reply, Request, Route } from '../http/types.ts'
-import type { AgentRuns, ApiKey, Tenants } from '../tenants/types.ts'
+import type { AgentRun, AgentRuns, ApiKey, Tenants } from '../tenants/types.ts'
 import type { TenantPrincipal } from './guard.ts'
 import { headerText, quotaHeaders } from './headers.ts'
-import { type PageQuery, pageQuery, paginate, paginatedOf } from './pages.ts'
+import { type Paginated, type PageQuery, pageQuery, paginate, paginatedOf, sliceOf, toPage } from './pages.ts'
 
 const guard = 'tenant-key'
 const text = { type: 'string' } as const
@@ -13,6 +13,8 @@ const quota = { type: ['integer', 'null'], description: '`null` is no limit' } a
 const time = { type: 'string', format: 'date-time' } as const
 const maybeTime = { type: ['string', 'null'], format: 'date-time' } as const
 const dayMs = 86_400_000
+
+type NameParams = { readonly name: string }
 
 interface ChatBody {
   readonly message: string
@@ -71,6 +73,42 @@ const agent: JsonSchema = {
     total_runs: count,
     success_rate: { type: 'number', minimum: 0, maximum: 1 }
   }
+}
+
+const tokenCount = { type: 'object', required: ['tokens'], properties: { tokens: count } } as const
+const runMembers = {
+  id: text,
+  agent_id: { ...text, description: 'Name of the agent' },
+  status: { enum: ['completed', 'failed'] },
+  input: tokenCount,
+  output: { ...tokenCount, type: ['object', 'null'] },
+  error: { type: ['string', 'null'] },
+  started_at: time,
+  finished_at: time,
+  duration_ms: count,
+  tokens_used: count
+} as const
+const agentRun: JsonSchema = {
+  $id: 'V1AgentRun',
+  type: 'object',
+  required: Object.keys(runMembers),
+  properties: runMembers
+}
+
+const logMembers = {
+  id: text,
+  agent_id: { ...text, description: 'Name of the agent' },
+  run_id: text,
+  level: { enum: ['info', 'error'] },
+  message: text,
+  metadata: { type: 'object' },
+  timestamp: time
+} as const
+const agentLog: JsonSchema = {
+  $id: 'V1AgentLog',
+  type: 'object',
+  required: Object.keys(logMembers),
+  properties: logMembers
 }
 
 const apiKey: JsonSchema = {
@@ -165,7 +203,7 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
       told(request, paginate(await agentsOf(request.principal.id), request.query))
   }
 
-  const getAgent: Route<{ readonly name: string }> = {
+  const getAgent: Route<NameParams> = {
     method: 'GET',
     path: '/api/v1/agents/{name}',
     operationId: 'v1GetAgent',
@@ -174,16 +212,54 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
     replies: { 200: agent },
     errors,
     renderProblem,
-    async handle(request: Request<{ readonly name: string }>) {
-      const { name } = request.params
-      const { id } = request.principal
-      const found = chat.agents().find((each) => each.name === name)
-      if (found === undefined) {
-        throw new CodedError('V1_AGENT_UNKNOWN', `Agent '${name}' not found for tenant '${id}'`)
-      }
-      const runs = (await tenants.runs(id)).find((each) => each.agent === name)
+    async handle(request: Request<NameParams>) {
+      const found = agentOf(request)
+      const runs = (await tenants.runs(request.principal.id)).find(({ agent }) => agent === found.name)
       return told(request, toAgentBody(found, runs))
     }
+  }
+
+  /** @throws CodedError `V1_AGENT_UNKNOWN` */
+  function agentOf({ params, principal }: Pick<Request<NameParams>, 'params' | 'principal'>): AgentDefinition {
+    const found = chat.agents().find(({ name }) => name === params.name)
+    if (found !== undefined) return found
+    throw new CodedError('V1_AGENT_UNKNOWN', `Agent '${params.name}' not found for tenant '${principal.id}'`)
+  }
+
+  async function pageOfRuns(
+    request: Request<NameParams, PageQuery>,
+    toBody: (run: AgentRun, agent: string) => object
+  ): Promise<Paginated<object>> {
+    const { name } = agentOf(request)
+    const { runs, total } = await tenants.runsOf(request.principal.id, name, sliceOf(request.query))
+    const bodies = runs.map((run) => toBody(run, name))
+    return toPage(bodies, total, request.query)
+  }
+
+  const listRuns: Route<NameParams, PageQuery> = {
+    method: 'GET',
+    path: '/api/v1/agents/{name}/runs',
+    operationId: 'v1ListRuns',
+    summary: 'List the last 1,000 turns of an agent for the tenant, the newest first',
+    guard,
+    query: pageQuery(25),
+    replies: { 200: paginatedOf(agentRun) },
+    errors,
+    renderProblem,
+    handle: async (request: Request<NameParams, PageQuery>) => told(request, await pageOfRuns(request, toRunBody))
+  }
+
+  const listLogs: Route<NameParams, PageQuery> = {
+    method: 'GET',
+    path: '/api/v1/agents/{name}/logs',
+    operationId: 'v1ListLogs',
+    summary: 'How each of the last 1,000 turns of an agent for the tenant ended, the newest first',
+    guard,
+    query: pageQuery(50),
+    replies: { 200: paginatedOf(agentLog) },
+    errors,
+    renderProblem,
+    handle: async (request: Request<NameParams, PageQuery>) => told(request, await pageOfRuns(request, toLogBody))
   }
 
   const usage: Route = {
@@ -340,7 +416,18 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
     }
   }
 
-  return [converse, listAgents, getAgent, usage, listKeys, createKey, revokeKey, purge] as unknown as readonly Route[]
+  return [
+    converse,
+    listAgents,
+    getAgent,
+    listRuns,
+    listLogs,
+    usage,
+    listKeys,
+    createKey,
+    revokeKey,
+    purge
+  ] as unknown as readonly Route[]
 }
 
 /** As http renders it, but that the texts of the quotas stand whole in the contract. */
@@ -388,6 +475,41 @@ function toAgentBody(agent: AgentDefinition, runs: AgentRuns | undefined): objec
     total_runs: total,
     success_rate: runs === undefined || total === 0 ? 0 : (total - runs.failures) / total
   }
+}
+
+/** In numbers: what was said is in the conversation. */
+function toRunBody(run: AgentRun, agent: string): object {
+  const { id, inputTokens, outputTokens, startedAtMs, finishedAtMs, error } = run
+  return {
+    id,
+    agent_id: agent,
+    status: error === null ? 'completed' : 'failed',
+    input: { tokens: inputTokens },
+    output: error === null ? { tokens: outputTokens } : null,
+    error,
+    started_at: toRfc3339(startedAtMs),
+    finished_at: toRfc3339(finishedAtMs),
+    duration_ms: durationOf(run),
+    tokens_used: inputTokens + outputTokens
+  }
+}
+
+function toLogBody(run: AgentRun, agent: string): object {
+  const { id, inputTokens, outputTokens, finishedAtMs, error } = run
+  return {
+    id,
+    agent_id: agent,
+    run_id: id,
+    level: error === null ? 'info' : 'error',
+    message: error ?? 'completed',
+    metadata: { duration_ms: durationOf(run), input_tokens: inputTokens, output_tokens: outputTokens },
+    timestamp: toRfc3339(finishedAtMs)
+  }
+}
+
+/** A clock may go back. */
+function durationOf({ startedAtMs, finishedAtMs }: AgentRun): number {
+  return Math.max(0, finishedAtMs - startedAtMs)
 }
 
 function toKeyBody({ id, name, prefix, createdAtMs, lastUsedAtMs, expiresAtMs }: ApiKey): object {

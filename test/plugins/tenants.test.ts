@@ -563,6 +563,33 @@ t.test('the limit is exact', async (t) => {
     t.strictSame(await race(times(4, () => attempt(tenants, id))), { 'let in': 3, 'Daily rate limit exceeded': 1 })
   })
 
+  t.test('the last thousand runs of an agent are kept, in order, in pages', async (t) => {
+    const { tenants, id } = await make({})
+    for (const count of [600, 405]) {
+      const from = count === 600 ? 0 : 600
+      await Promise.all(
+        times(count, async (at) => {
+          const run = {
+            id: `r${from + at}`,
+            inputTokens: 1,
+            outputTokens: 2,
+            startedAtMs: 3,
+            finishedAtMs: 4,
+            error: null
+          }
+          await tenants.settle(await attempt(tenants, id), { ...work, run })
+        })
+      )
+    }
+    t.match(await tenants.runs(id), [{ runs: 1_005 }])
+    const newest = await tenants.runsOf(id, 'helper', { offset: 0, limit: 2 })
+    t.match(newest, { runs: [{ id: 'r1004' }, { id: 'r1003' }], total: 1_000 })
+    const oldest = await tenants.runsOf(id, 'helper', { offset: 998, limit: 50 })
+    t.match(oldest, { runs: [{ id: 'r6' }, { id: 'r5' }], total: 1_000 })
+    t.strictSame((await tenants.runsOf(id, 'helper', { offset: 1_000, limit: 50 })).runs, [])
+    t.strictSame(await tenants.runsOf(id, 'other', { offset: 0, limit: 50 }), { runs: [], total: 0 })
+  })
+
   t.test('one tenant takes nothing from another', async (t) => {
     const all = await Promise.all(times(20, () => make({ requestsPerDay: 5 })))
     const outcomes = await Promise.all(all.map(({ id }) => race(times(10, () => attempt(all[0]!.tenants, id)))))

@@ -537,6 +537,54 @@ t.test('what a tenant can read and change (F.13)', async (t) => {
     t.notOk(JSON.stringify(await list('?per_page=100')).includes('the words of the operator'))
   })
 
+  t.test('X-16 to X-18: the runs of an agent and how they ended, in pages, newest first', async (t) => {
+    const { id, key } = await house.client()
+    const read = async (what: string, name = 'helper') => {
+      const { status, body } = await v1(key, 'GET', `/agents/${name}/${what}`)
+      t.equal(status, 200)
+      return body as { items: Record<string, unknown>[]; total: number; total_pages: number }
+    }
+    t.match(await read('runs'), { items: [], total: 0, page: 1, per_page: 25, total_pages: 0 }, 'X-16')
+    t.match(await read('logs'), { items: [], total: 0, page: 1, per_page: 50, total_pages: 0 }, 'X-17')
+    for (const message of ['a', 'FAIL', 'c']) await say(key, message, { agent_type: 'helper' })
+    const first = await read('runs?per_page=2')
+    t.match(first, { total: 3, per_page: 2, total_pages: 2 }, 'X-18')
+    t.strictSame(
+      first.items.map(({ status }) => status),
+      ['completed', 'failed'],
+      'X-18: newest first'
+    )
+    t.match(first.items[0], {
+      agent_id: 'helper',
+      input: { tokens: 10 },
+      output: { tokens: 5 },
+      error: null,
+      started_at: /^\d{4}-.*Z$/,
+      duration_ms: Number,
+      tokens_used: 15
+    })
+    t.match(first.items[1], { output: null, error: 'The language model failed: provider failed' })
+    const second = await read('runs?per_page=2&page=2')
+    t.match(second, { items: [{ status: 'completed' }], total: 3, page: 2 })
+    t.notOk([...first.items, ...second.items].map((run) => run['id']).some((id, at, ids) => ids.indexOf(id) !== at))
+    t.match(await read('runs?page=99'), { items: [], total: 3, page: 99 })
+    t.match((await read('logs')).items, [
+      { run_id: first.items[0]?.['id'], level: 'info', message: 'completed' },
+      { run_id: first.items[1]?.['id'], level: 'error', message: 'The language model failed: provider failed' },
+      { run_id: second.items[0]?.['id'], level: 'info', metadata: { input_tokens: 10, output_tokens: 5 } }
+    ])
+
+    for (const what of ['runs', 'logs']) {
+      const unknown = await v1(key, 'GET', `/agents/none/${what}`)
+      t.match(unknown, { status: 404, body: { error: `Agent 'none' not found for tenant '${id}'` } }, 'X-20')
+      const other = await house.client()
+      t.match((await v1(other.key, 'GET', `/agents/helper/${what}`)).body, { total: 0 }, 'TENANCY-01')
+    }
+    await v1(key, 'DELETE', '/tenant/data')
+    t.match(await house.services('tenants').runsOf(id, 'helper', { offset: 0, limit: 9 }), { runs: [], total: 0 })
+    t.strictSame(await collect(house.services('store').range('tenants.kept_runs', [id])), [])
+  })
+
   t.test('X-20: an agent that is not there', async (t) => {
     for (const name of ['none', 'router', 'x'.repeat(5_000), '%F0%9F%92%A9']) {
       t.match(
