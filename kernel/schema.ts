@@ -50,6 +50,8 @@ export function compileSchema(schema: JsonSchema, mode: CheckMode = 'data'): Che
     strictRequired: false,
     allowUnionTypes: true,
     validateFormats: false,
+    // Resolved by Ajv, which in strict mode does not know it all the same.
+    keywords: ['$anchor'],
     // Compiling the schema of schemas takes 30 times as long as compiling a schema; strict mode finds the same mistakes.
     meta: false,
     validateSchema: false,
