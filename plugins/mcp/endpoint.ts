@@ -1,7 +1,7 @@
 import type { AuthInfo, ServerContext } from '@modelcontextprotocol/server'
 import { CodedError } from '../../kernel/index.ts'
-import type { Principal, Request as HttpRequest } from '../http/types.ts'
-import type { Caller } from '../tools/types.ts'
+import type { Request as HttpRequest } from '../http/types.ts'
+import { callerOf } from './callers.ts'
 import type { Face, Origin } from './face.ts'
 import type { Sdk } from './sdk.ts'
 import { canElicit, createServer } from './server.ts'
@@ -176,12 +176,6 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
     delete: async (request) => find(request).transport.handleRequest(toWebRequest(request)),
     sweep
   }
-}
-
-/** A tenant is one caller whichever of its keys it uses, a user whichever of their tokens. */
-function callerOf({ kind, id, permissions }: Principal): Caller {
-  const principal = kind === 'anonymous' ? undefined : `${kind}:${id}`
-  return permissions === undefined ? { principal } : { principal, permissions }
 }
 
 /** The way the SDK has for what is known of a request to come to its handler. */

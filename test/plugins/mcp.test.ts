@@ -13,6 +13,28 @@ t.test('the version that clients are told is that of the package', async (t) => 
   t.equal(version, packaged)
 })
 
+t.test('a schema of JSON Schema 2020-12 is listed as it was published', async (t) => {
+  const { kernel, connect } = await startMcp(t)
+  const input = {
+    $schema: 'https://json-schema.org/draft/2020-12/schema',
+    type: 'object',
+    $defs: { address: { $anchor: 'address', type: 'object', properties: { city: { type: 'string' } } } },
+    properties: { name: { type: 'string' }, address: { $ref: '#/$defs/address' }, other: { $ref: '#address' } },
+    allOf: [{ anyOf: [{ required: ['name'] }, { required: ['address'] }] }],
+    if: { required: ['other'] },
+    then: { required: ['name'] },
+    else: { required: ['address'] },
+    additionalProperties: false
+  }
+  const plugin = toolsPlugin(() => [toolOf({ name: 'rich', input, run: (value) => value })], 'rich')
+  await kernel.begin({ id: 'rich', plugin, config: {} })
+  const client = await connect()
+  t.strictSame((await client.listTools()).tools.find(({ name }) => name === 'rich')?.inputSchema, input)
+  const call = (value: Record<string, unknown>) => client.callTool({ name: 'rich', arguments: value })
+  t.strictSame((await call({ address: { city: 'Bern' } })).structuredContent, { address: { city: 'Bern' } })
+  t.equal((await call({ name: 'Ada', other: { city: 7 } })).isError, true)
+})
+
 for (const transport of ['node', 'uws'] as const) {
   for (const era of eras) {
     t.test(`over ${transport}, a client of the ${era} kind`, async (t) => {
