@@ -144,7 +144,7 @@ t.test('a reader that leaves, and a request that is given up, end the work', asy
   await t.rejects(http.fetch(post(undefined, { signal: gone })), { message: 'left before it came' })
 })
 
-t.test('as a part of another program, health is JSON and nothing tells what is configured', async (t) => {
+t.test('row 107: as a part of another program, health is JSON and nothing tells what is configured', async (t) => {
   const http = (await import('../../plugins/http/index.ts')).default
   const { services } = await startHouse(t, [{ plugin: http, config: { listen: false, embedded: true } }])
   const health = await services('http').dispatch({ method: 'GET', path: '/health' })

@@ -49,7 +49,7 @@ function deferred<T>(): { readonly promise: Promise<T>; readonly resolve: (value
 
 const errorLines = ({ lines }: Pick<House, 'lines'>) => lines.filter(({ level }) => level === 'error')
 
-t.test('GET /health answers OK as plain text, and HEAD the same without the text', async (t) => {
+t.test('row 107: GET /health answers OK as plain text, and HEAD the same without the text', async (t) => {
   const { ask } = await house(t, [])
 
   const got = await ask('GET', '/health')

@@ -543,6 +543,38 @@ t.test('a job that does not end in the time of the drain', async (t) => {
   t.equal(world.count('watch'), 1, 'and it is not run again')
 })
 
+t.test('a tool that can tell how it ended is asked before its job is given up', async (t) => {
+  for (const happened of [true, false]) {
+    const clock = new ManualClock()
+    let runs = 0
+    const requestIds: (string | undefined)[] = []
+    const place = toolOf<unknown, string>({
+      name: 'place',
+      effect: 'external_write',
+      run(_input, { signal, requestId }) {
+        runs += 1
+        requestIds.push(requestId)
+        if (runs > 1) return 'placed now'
+        return new Promise((resolve) => signal.addEventListener('abort', () => resolve('nobody hears this')))
+      },
+      verify: () => (happened ? { happened, output: 'placed before' } : { happened })
+    })
+    const house = await startJobs(t, { clock, settings: { drain_timeout_ms: 20 }, more: () => [place] })
+    const job = await house.enqueue('place')
+    await until(() => runs === 1)
+    await house.kernel.retire('jobs')
+    await house.kernel.begin({ id: 'jobs', plugin: jobsAt(clock), config: {} })
+    const jobs = house.services('jobs')
+    await until(async () => (await jobs.get(job.id))?.endedAtMs !== null)
+    const result = happened ? 'placed before' : 'placed now'
+    t.match(await jobs.get(job.id), { status: 'succeeded', attempts: 1, result })
+    t.strictSame(
+      requestIds,
+      Array.from({ length: happened ? 1 : 2 }, () => `${job.id}#1`)
+    )
+  }
+})
+
 t.test('where the store fails at any of its writes, no tool runs twice and no job is lost', async (t) => {
   for (let good = 0; good <= 6; good += 1) {
     const faulty = new FaultyStore()
