@@ -1,5 +1,6 @@
 import type { ErrorObject, ValidateFunction } from 'ajv'
 import { Ajv2020, type Options } from 'ajv/dist/2020.js'
+import { createPatterns, PatternTimeout } from './pattern.ts'
 
 /** A JSON Schema (2020-12) as plain data. */
 export type JsonSchema = { readonly [key: string]: unknown }
@@ -40,11 +41,13 @@ const cap = 20
 
 /**
  * Compiles a schema once; calling the result is cheap. Values are never coerced but in `query`; `format` is an
- * annotation, as the draft has it.
+ * annotation, as the draft has it. No pattern takes long, whatever the text: where it would, that is what is wrong.
  * @throws Error of the validator for a broken schema
  */
 export function compileSchema(schema: JsonSchema, mode: CheckMode = 'data'): Check {
+  const patterns = createPatterns()
   const validate: ValidateFunction = new Ajv2020({
+    code: { regExp: Object.assign((pattern: string) => patterns.compile(pattern), { code: 'new RegExp' }) },
     strict: true,
     strictTypes: false,
     strictRequired: false,
@@ -57,7 +60,15 @@ export function compileSchema(schema: JsonSchema, mode: CheckMode = 'data'): Che
     validateSchema: false,
     ...modes[mode]
   }).compile(schema)
-  return (value) => (validate(value) ? none : toIssues(validate.errors ?? []))
+  return (value) => {
+    patterns.begin()
+    try {
+      return validate(value) ? none : toIssues(validate.errors ?? [])
+    } catch (error) {
+      if (!(error instanceof PatternTimeout)) throw error
+      return [{ path: [], message: 'a text takes too long to be matched with a pattern of the schema' }]
+    }
+  }
 }
 
 const none: readonly Issue[] = Object.freeze([])
