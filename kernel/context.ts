@@ -237,7 +237,10 @@ export class PluginContext {
   }
 
   #run(callback: () => unknown): void {
-    const report = (error: unknown) => this.log.error('a timer callback failed', { error })
+    const report = (error: unknown) => {
+      this.#generation.fault(error)
+      this.log.error('a timer callback failed', { error })
+    }
     try {
       const result = callback()
       if (result instanceof Promise) result.catch(report)

@@ -20,6 +20,9 @@ export interface FiberStatus {
   readonly provides: readonly string[]
   /** Generations that are still serving what they began. */
   readonly draining: number
+  /** How often a timer or a listener of the present generation has thrown, and what it threw last. */
+  readonly faults: number
+  readonly lastFault: string | null
 }
 
 export type StepAction = 'begin' | 'update-config' | 'rebuild-fiber' | 'retire'

@@ -77,6 +77,9 @@ export class Generation {
   target: Target
   readonly log: Logger
   phase: Phase = 'building'
+  /** What its timers and listeners have thrown: how often, and what last. */
+  faults = 0
+  lastFault: unknown
   readonly #effects: Effect[] = []
   #uses: readonly Slot[] = []
   #views: Map<Slot, View> | undefined
@@ -281,6 +284,11 @@ export class Generation {
 
   get aborted(): boolean {
     return this.#abort?.signal.aborted ?? false
+  }
+
+  fault(error: unknown): void {
+    this.faults += 1
+    this.lastFault = error
   }
 
   get leases(): number {

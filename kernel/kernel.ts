@@ -56,8 +56,10 @@ export class Kernel {
     this.log = options.log ?? silentLogger
     this.settings = { ...defaultSettings, ...options.settings }
     this.events = new Bus({
-      onError: (event, error, owner) =>
-        this.log.error(`a listener of '${event}' failed`, { entry: owner?.fiber.entry, error }),
+      onError: (event, error, owner) => {
+        owner?.fault(error)
+        this.log.error(`a listener of '${event}' failed`, { entry: owner?.fiber.entry, error })
+      },
       realmOf: (entry, service) => {
         const target = this.#byEntry.get(entry)?.target
         return target === undefined ? commonRealm : realmOf(target, service)
@@ -481,7 +483,9 @@ function statusOf(fiber: Fiber, explain: (fiber: Fiber) => string | null): Fiber
     pendingUndoLabels: current?.pendingUndoLabels ?? [],
     waitingFor: [...fiber.missing.map((slot) => slot.name), ...(current?.closedGates ?? [])],
     provides: plugin?.provides ?? [],
-    draining: fiber.drainingCount
+    draining: fiber.drainingCount,
+    faults: current?.faults ?? 0,
+    lastFault: current?.lastFault === undefined ? null : messageOf(current.lastFault)
   }
 }
 

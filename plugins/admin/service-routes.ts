@@ -191,6 +191,8 @@ function toFiber(fiber: FiberStatus): object {
     generation: fiber.generation,
     draining: fiber.draining,
     waiting_for: fiber.waitingFor,
-    provides: fiber.provides
+    provides: fiber.provides,
+    faults: fiber.faults,
+    last_fault: fiber.lastFault
   }
 }

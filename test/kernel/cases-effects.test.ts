@@ -283,6 +283,29 @@ t.test('a hundred updates leave as much behind as the first', async (t) => {
   t.strictSame(heard, ['event 100'])
 })
 
+t.test('D06 what a timer or a listener threw is told with its fiber, until it is built anew', async (t) => {
+  const thrown = latch()
+  const faulty = plugin({
+    apply(ctx, value) {
+      if (value !== 1) return
+      ctx.on('case/a', () => {
+        throw new Error('heard it')
+      })
+      ctx.setTimeout(() => {
+        thrown.open()
+        throw new Error('time is up')
+      }, 0)
+    }
+  })
+  const { kernel } = await house(t, [{ plugin: faulty, id: 'x' }])
+  t.match(statusOf(kernel, 'x'), { faults: 0, lastFault: null })
+  await thrown.promise
+  kernel.events.emit('case/a')
+  t.match(statusOf(kernel, 'x'), { state: 'Active', error: null, faults: 2, lastFault: 'heard it' })
+  await kernel.update('x', { value: 2 })
+  t.match(statusOf(kernel, 'x'), { faults: 0, lastFault: null })
+})
+
 // E: events
 
 /** A plugin whose listeners are made by `listen`. */
