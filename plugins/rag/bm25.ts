@@ -174,6 +174,9 @@ interface SearchedSegment extends OpenSegment {
 const collection = 'rag-index'
 /** Segments that are written but not (or no longer) in a head. */
 const looseCollection = 'rag-loose'
+/** `gone` is what a head named once; what is only being written has a mark in {@link IndexWork.staging}. */
+type Loose = 'writing' | 'gone'
+
 const headKey = 'head'
 
 /** Of one turn of the event loop. */
@@ -406,10 +409,14 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
   }
 
   const freeLoose = async (prefix: Key): Promise<void> => {
-    const loose: Key[] = []
-    for await (const [key] of store.range(looseCollection, prefix)) loose.push(key)
-    for (const [index, id] of loose as [string, string][]) {
-      if (!staging.has(`${index}\0${id}`)) await free(index, id)
+    const loose: (readonly [index: string, id: string, state: Loose])[] = []
+    for await (const [key, { value }] of store.range<Loose>(looseCollection, prefix)) {
+      loose.push([key[0] as string, key[1] as string, value])
+    }
+    for (const [index, id, state] of loose) {
+      const mark = `${index}\0${id}`
+      if (state === 'gone') staging.delete(mark)
+      if (!staging.has(mark)) await free(index, id)
     }
   }
 
@@ -436,7 +443,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     try {
       // An attempt that failed may have left something.
       if ((await store.get(looseCollection, [index, id])) !== undefined) await free(index, id)
-      await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
+      await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
       const waiting: Part[] = []
       let units = 0
       const write = async () => {
@@ -477,7 +484,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         head.segments = left
         tx.put(collection, [index, headKey], head)
         if (merged.chunks > died.length) tx.remove(looseCollection, [index, id])
-        for (const entry of entries) tx.put(looseCollection, [index, entry.id], true)
+        for (const entry of entries) tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
       })
     } finally {
       staging.delete(mark)
@@ -528,7 +535,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
       const mark = `${index}\0${id}`
       staging.add(mark)
       try {
-        await store.atomically((tx) => tx.put(looseCollection, [index, id], true))
+        await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
         await writeParts(index, id, segment.parts)
       } catch (error) {
         staging.delete(mark)
@@ -563,7 +570,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         if (entry.dead < entry.chunks) tx.put(collection, [index, entry.id, 'dead', 0], bits.toString('base64'))
         else {
           head.segments.splice(head.segments.indexOf(entry), 1)
-          tx.put(looseCollection, [index, entry.id], true)
+          tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
         }
       }
       if (removed > 0) tx.put(collection, [index, headKey], head)
@@ -573,7 +580,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     async drop(tx, index) {
       const head = await readHead(tx, index)
       tx.remove(collection, [index, headKey])
-      for (const { id } of head.segments) tx.put(looseCollection, [index, id], true)
+      for (const { id } of head.segments) tx.put<Loose>(looseCollection, [index, id], 'gone')
     },
 
     async size(index, reader = store) {

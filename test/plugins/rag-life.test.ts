@@ -1,0 +1,373 @@
+import { setImmediate as turn } from 'node:timers/promises'
+import t from 'tap'
+import { CodedError } from '../../kernel/index.ts'
+import { kept } from '../../plugins/rag/records.ts'
+import type { Tools } from '../../plugins/tools/types.ts'
+import { type Ingest, madeEncoder, type RagHouse, startRag, strategies } from '../fixtures/rag-house.ts'
+import { collect, startHouse } from '../harness.ts'
+
+const lines = (count: number, word: string) =>
+  Array.from({ length: count }, (_, at) => `Line ${at} tells of ${word} and of the ${word}works in town ${at}.`).join(
+    '\n'
+  )
+
+/** Everything the plugin keeps. */
+async function leftovers(house: RagHouse): Promise<string[]> {
+  const store = house.services('store')
+  const names = [...Object.values(kept), 'rag-index', 'rag-loose', 'rag-vectors', 'rag-vectors-loose']
+  const left: string[] = []
+  for (const name of names) {
+    for (const [key] of await collect(store.range(name, []))) left.push(`${name} ${key.join(' ')}`)
+  }
+  return left
+}
+
+// ---- progress and jobs
+
+t.test('an ingest tells how far it is where it is asked for a stream', async (t) => {
+  const user = (await startRag(t)).user()
+  const accept = { accept: 'text/event-stream' }
+  const stream = await user.send('POST', '/ingest', { collection: 's', content: lines(3_000, 'lead') }, accept)
+  t.equal(stream.headers['content-type']?.split(';')[0], 'text/event-stream')
+  const events = String(stream.body)
+    .split('\n\n')
+    .filter((event) => event.startsWith('event: '))
+    .map((event) => ({
+      event: /event: (.*)/.exec(event)![1],
+      data: JSON.parse(/data: (.*)/.exec(event)![1]!) as Ingest
+    }))
+  t.ok(events.filter(({ event }) => event === 'progress').length >= 1)
+  const last = events.at(-1)!
+  t.equal(last.event, 'done')
+  t.match(last.data, { collection: 's', chunks_created: last.data.document_ids.length })
+  t.equal((await user.found('s', 'lead', 'bm25')).total, last.data.chunks_created)
+  t.match(await user.send('POST', '/ingest', { collection: 's', content: 'short' }, accept), {
+    status: 400,
+    body: { error: 'Content too small to chunk' }
+  })
+})
+
+t.test('an ingest that nobody waits for is a job to ask about', async (t) => {
+  let release = () => {}
+  const gate = new Promise<void>((resolve) => (release = resolve))
+  const house = await startRag(t, { encoder: madeEncoder({ before: (texts) => texts.length > 10 && gate }) })
+  const user = house.user()
+  const reply = await user.send(
+    'POST',
+    '/ingest',
+    { collection: 'later', content: lines(1_500, 'lead') },
+    { prefer: 'respond-async' }
+  )
+  t.match(reply, { status: 202, body: { job_id: String, status: 'running', collection: 'later' } })
+  t.equal(reply.headers['preference-applied'], 'respond-async')
+  const path = reply.headers['location']!.replace('/api/rag', '')
+  t.match(await user.send('GET', path), { status: 200, body: { status: 'running', kind: 'ingest' } })
+  t.match(await house.user('u2').send('GET', path), { status: 404 }, 'nobody else knows of it')
+  t.equal((await user.search('later', 'lead')).status, 404)
+  release()
+  let body: Record<string, unknown>
+  do {
+    await turn()
+    body = (await user.send('GET', path)).body as Record<string, unknown>
+  } while (body['status'] === 'running')
+  t.match(body, { status: 'done', result: { collection: 'later' } })
+  t.equal(body['chunks_done'], body['chunks_total'])
+  t.equal((await user.found('later', 'lead', 'bm25')).total, body['chunks_total'])
+  t.match(
+    await user.send('POST', '/ingest', { collection: 'later', content: '' }, { prefer: 'respond-async' }),
+    { status: 400 },
+    'what is wrong is told at once'
+  )
+})
+
+t.test('an ingest that is given up leaves nothing', async (t) => {
+  let embedded = 0
+  const reached = new AbortController()
+  const encoder = madeEncoder({
+    before() {
+      embedded += 1
+      if (embedded === 3) reached.abort(new CodedError('CLIENT_GONE', 'the client left'))
+    }
+  })
+  const house = await startRag(t, { encoder })
+  const work = house
+    .services('rag')
+    .ingest(
+      { kind: 'user', id: 'u1' },
+      { collection: 'gone', content: lines(12_000, 'nickel') },
+      { signal: reached.signal }
+    )
+  await t.rejects(work, { code: 'CLIENT_GONE' })
+  t.strictSame(await house.user().collections(), [])
+  await house.kernel.retire('rag')
+  t.strictSame(await leftovers(house), [], 'nor anything that only looks deleted')
+})
+
+t.test('deleting takes all of it away in the end', async (t) => {
+  const house = await startRag(t)
+  const user = house.user()
+  await user.ingest('d', lines(3_000, 'lead'), { source: 'a' })
+  await user.ingest('d', 'A short text beside the long one.', { source: 'b' })
+  await user.ingest('d', lines(2_000, 'lead'), { source: 'a' })
+  await user.found('d', 'lead works')
+  await user.remove('d')
+  await house.kernel.retire('rag')
+  t.strictSame(await leftovers(house), [])
+})
+
+t.test('what a process that ended left behind is taken away at the next start', async (t) => {
+  const dataFolder = t.testdir()
+  await t.test('a process that ends in the middle', async (t) => {
+    const house = await startHouse(t, [], { http: false, dataFolder })
+    const store = house.services('store')
+    await store.atomically((tx) => {
+      tx.put(kept.loose, ['c1', 0], { count: 300, unborn: true })
+      for (let at = 0; at < 200; at++) tx.put(kept.chunks, ['c1', at], { document: 'd', number: at, text: 'x' })
+      tx.put('rag-index', ['c1', 'head'], { next: 300, segments: [] })
+      tx.put(kept.jobs, ['user', 'u1', 'j1'], {
+        id: 'j1',
+        kind: 'ingest',
+        collection: 'x',
+        state: 'running',
+        progress: { chunksDone: 0, chunksTotal: 0 },
+        createdAtMs: 0
+      })
+    })
+  })
+  const house = await startRag(t, { dataFolder })
+  const user = house.user()
+  let body: Record<string, unknown>
+  do {
+    await turn()
+    body = (await user.send('GET', '/jobs/j1')).body as Record<string, unknown>
+  } while (body['status'] === 'running')
+  t.match(body, { status: 'failed', error: /send it again/ })
+  const left = (await leftovers(house)).filter((key) => !key.startsWith(kept.jobs))
+  t.strictSame(left, [])
+})
+
+// ---- models
+
+t.test('without an encoder words are found, and what needs one is refused', async (t) => {
+  const dataFolder = t.testdir()
+  await t.test('none', async (t) => {
+    const user = (await startRag(t, { encoder: undefined, dataFolder })).user()
+    await user.ingest('w', 'The harbour master keeps the tide tables.')
+    t.match(await user.found('w', 'harbour'), { strategy: 'bm25', results: [{ content: /harbour/ }] })
+    t.equal((await user.found('w', 'habrour', 'fuzzy')).results.length, 1)
+    for (const strategy of ['semantic', 'hybrid']) {
+      t.match(await user.search('w', 'harbour', strategy), {
+        status: 400,
+        body: { error: /^Feature disabled: collection 'w' has no vectors/, code: 'INTERNAL_ERROR' }
+      })
+    }
+    t.match((await user.collections())[0], { dimensions: 0, embedding_model: null })
+    t.equal((await user.ingest('v', 'Some text that is long enough.', { embedding_model: 'made' })).status, 400)
+  })
+  await t.test('one that came later', async (t) => {
+    const user = (await startRag(t, { dataFolder })).user()
+    t.match(await user.search('w', 'harbour', 'semantic'), { status: 400, body: { error: /POST \/api\/rag\/reembed/ } })
+    t.match(await user.found('w', 'harbour'), { strategy: 'bm25' })
+  })
+})
+
+t.test('a collection keeps its model, and is embedded anew beside searches', async (t) => {
+  const dataFolder = t.testdir()
+  await t.test('first', async (t) => {
+    const seen: string[] = []
+    const encoder = madeEncoder({ models: ['one', 'two'], before: (_, model, kind) => seen.push(`${model} ${kind}`) })
+    const user = (await startRag(t, { encoder, dataFolder })).user()
+    await user.ingest('m', lines(200, 'iron'))
+    for (let at = 0; at < 5; at++) await user.ingest('m', `Note ${at} is about iron and steel.`)
+    t.match(await user.ingest('m', 'Another text about iron.', { embedding_model: 'two' }), {
+      status: 409,
+      body: { error: /is embedded with 'one', not with 'two'.*reembed/, code: 'CONFLICT' }
+    })
+    t.match(await user.ingest('n', 'Another text about iron.', { embedding_model: 'three' }), {
+      status: 400,
+      body: { error: 'Unknown embedding model: three. Use one of: one, two' }
+    })
+    t.match(await user.send('POST', '/reembed', { collection: 'm', embedding_model: 'one' }), { status: 400 })
+    t.match(await user.send('POST', '/reembed', { collection: 'none', embedding_model: 'two' }), { status: 404 })
+    const reply = await user.send('POST', '/reembed', { collection: 'm', embedding_model: 'two' })
+    t.match(reply, { status: 202, body: { job_id: String } })
+    const late = await user.ingest('m', 'This came while it was embedded anew, about zirconium.')
+    t.equal(late.status, 200)
+    let job: Record<string, unknown>
+    do {
+      await turn()
+      t.ok((await user.found('m', 'iron', 'semantic')).results.length > 0, 'searches go on')
+      job = (await user.send('GET', `/jobs/${(reply.body as { job_id: string }).job_id}`)).body as typeof job
+    } while (job['status'] === 'running')
+    t.equal(job['status'], 'done')
+    t.match((await user.collections())[0], { embedding_model: 'two', next_embedding_model: null })
+    seen.length = 0
+    t.match((await user.found('m', 'zirconium', 'semantic')).results[0]!.content, /zirconium/)
+    t.strictSame(seen, ['two query'])
+  })
+  await t.test('when no entry has the model any more', async (t) => {
+    const user = (await startRag(t, { encoder: madeEncoder({ models: ['one'] }), dataFolder })).user()
+    for (const reply of [
+      await user.search('m', 'iron', 'semantic'),
+      await user.ingest('m', 'More about iron and ore.')
+    ]) {
+      t.match(reply, { status: 409, body: { error: /was embedded with 'two' \(64 dimensions\).*reembed/ } })
+    }
+    t.match(await user.found('m', 'iron'), { strategy: 'bm25' }, 'the default takes what can be had')
+  })
+  await t.test('a process that ended in the middle goes on', async (t) => {
+    let isStuck = true
+    const stuck = madeEncoder({
+      models: ['one', 'two'],
+      before(_, model, kind, signal) {
+        if (model !== 'one' || kind !== 'document' || !isStuck) return undefined
+        return new Promise((_resolve, reject) =>
+          signal?.addEventListener('abort', () => reject(signal.reason as Error))
+        )
+      }
+    })
+    await t.test('in the middle', async (t) => {
+      const house = await startRag(t, { encoder: stuck, dataFolder, settings: { drainTimeoutMs: 1 } as never })
+      const reply = await house.user().send('POST', '/reembed', { collection: 'm', embedding_model: 'one' })
+      t.equal(reply.status, 202)
+    })
+    isStuck = false
+    const user = (await startRag(t, { encoder: stuck, dataFolder })).user()
+    let model: unknown
+    do {
+      await turn()
+      model = (await user.collections())[0]!['embedding_model']
+    } while (model !== 'one')
+    t.match((await user.found('m', 'zirconium', 'semantic')).results[0]!.content, /zirconium/)
+  })
+})
+
+t.test('an encoder that fails fails what needs it, and nothing is half there', async (t) => {
+  let fault: Error | undefined
+  const encoder = madeEncoder({
+    before() {
+      if (fault !== undefined) throw fault
+    }
+  })
+  const user = (await startRag(t, { encoder })).user()
+  await user.ingest('a', 'The harbour master keeps the tide tables.')
+  fault = new CodedError('EMBEDDINGS_UNAVAILABLE', 'the model does not answer', { detail: { reason: 'secret host' } })
+  t.match(await user.ingest('a', 'The ferry leaves from the northern pier.'), {
+    status: 503,
+    body: { error: 'Service unavailable: the model does not answer' }
+  })
+  t.match(await user.search('a', 'harbour', 'semantic'), { status: 503 })
+  t.match(await user.search('a', 'harbour', 'hybrid'), { status: 503 })
+  t.match(await user.found('a', 'harbour'), { strategy: 'bm25' }, 'the default takes what can be had')
+  fault = new CodedError('EMBEDDINGS_BUSY', 'wait', { detail: { retryAfterSeconds: 7 } })
+  t.equal((await user.search('a', 'harbour', 'semantic')).headers['retry-after'], '7')
+  fault = undefined
+  for (const strategy of strategies)
+    t.equal((await user.found('a', 'ferry pier', strategy, { threshold: 0.2 })).results.length, 0)
+  t.equal((await user.ingest('a', 'The ferry leaves from the northern pier.')).status, 200)
+})
+
+// ---- tenants, tools, swaps
+
+t.test('the search of tenants, in collections of their own', async (t) => {
+  const { default: v1 } = await import('../../plugins/v1/index.ts')
+  const { default: chat } = await import('../../plugins/chat/index.ts')
+  const house = await startRag(t, {}, [{ plugin: chat }, { plugin: v1 }])
+  const client = await house.client('dev')
+  const other = await house.client('dev')
+  const { v1: ask } = house
+
+  t.match(
+    await ask(client.key, 'POST', '/rag/ingest', { collection: 'notes', content: 'The lock is oiled in March.' }),
+    {
+      status: 200,
+      body: { chunks_created: 1 }
+    }
+  )
+  t.test('X-31: by meaning', async (t) => {
+    const reply = await ask(client.key, 'POST', '/search/semantic', { collection: 'notes', query: 'lock oiled' })
+    t.match(reply, {
+      status: 200,
+      body: {
+        results: [{ id: String, content: 'The lock is oiled in March.', similarity: Number, metadata: { tags: [] } }],
+        total: 1,
+        duration_ms: Number
+      }
+    })
+    t.match(reply.headers, { 'x-quota-requests-limit': '50000' })
+  })
+  t.match(await ask(other.key, 'POST', '/search/semantic', { collection: 'notes', query: 'lock' }), { status: 404 })
+  t.match(
+    await house.user(client.id).search('notes', 'lock'),
+    { status: 404 },
+    'a user of the same id is another owner'
+  )
+  t.match(await ask('ares_wrong', 'POST', '/search/semantic', { collection: 'notes', query: 'lock' }), { status: 401 })
+  t.match(await ask(client.key, 'POST', '/search/semantic', { collection: 'notes', query: '' }), { status: 400 })
+
+  const used = async () =>
+    ((await house.admin('GET', `/tenants/${client.id}/usage`)).body as { monthly_requests: number }).monthly_requests
+  t.equal(await used(), 2, 'what was refused is not counted')
+  t.match(await ask(client.key, 'GET', '/rag/collections'), { status: 200, body: [{ name: 'notes' }] })
+  t.match(await ask(client.key, 'POST', '/rag/search', { collection: 'notes', query: 'lock' }), { status: 200 })
+  t.equal(await used(), 3)
+
+  const few = await house.client('free', 'few', { requests_per_day: 1 })
+  const search = () => ask(few.key, 'POST', '/search/semantic', { collection: 'none', query: 'lock' })
+  t.equal((await search()).status, 404)
+  t.equal(
+    (await ask(few.key, 'POST', '/rag/ingest', { collection: 'a', content: 'A text that counts once.' })).status,
+    200
+  )
+  t.match(await search(), { status: 429 })
+
+  t.match(await ask(client.key, 'DELETE', '/tenant/data'), { status: 200 })
+  t.strictSame(await house.services('rag').collections({ kind: 'tenant', id: client.id }), [], 'a purge takes it away')
+})
+
+t.test('the tool finds what belongs to whoever runs it', async (t) => {
+  const house = await startRag(t)
+  await house.user('ada').ingest('notes', 'The safe is behind the painting.', { title: 'House', source: 'house.md' })
+  const tools = house.services('tools') as Tools
+  const run = async (principal: string | undefined, args: object) =>
+    (await tools.execute({ tool: 'rag', arguments: args, caller: { principal } })).response
+  t.match(await run('user:ada', { query: 'safe' }), {
+    status: 'completed',
+    data: {
+      results: [{ content: 'The safe is behind the painting.', title: 'House', source: 'house.md' }],
+      total: 1,
+      sources: [{ title: 'House' }]
+    }
+  })
+  t.match(await run('user:bob', { query: 'safe' }), { status: 'completed', data: { results: [], total: 0 } })
+  t.match(await run('user:bob', { query: 'safe', collection: 'notes' }), {
+    status: 'failed',
+    error: { code: 'RAG_COLLECTION_UNKNOWN', category: 'not_found' }
+  })
+  t.match(await run(undefined, { query: 'safe' }), { status: 'failed', error: { category: 'permission' } })
+})
+
+t.test('an ingest goes on while the entry is swapped, and both generations find it', async (t) => {
+  let release = () => {}
+  const gate = new Promise<void>((resolve) => (release = resolve))
+  let isGated = true
+  const house = await startRag(t, { encoder: madeEncoder({ before: (texts) => isGated && texts.length > 10 && gate }) })
+  const user = house.user()
+  const ingest = user.ingest('s', lines(1_500, 'iron'))
+  await turn()
+  await house.kernel.update('rag', { cache_mb: 32 })
+  isGated = false
+  await house.user().ingest('s', 'A short text about iron, by the next one.')
+  release()
+  t.equal((await ingest).status, 200)
+  t.match((await user.collections())[0], { name: 's', source_count: 2 })
+  for (const strategy of strategies) t.ok((await user.found('s', 'iron', strategy)).results.length > 1)
+})
+
+t.test('retiring the entry takes its routes, its service and its tool away', async (t) => {
+  const house = await startRag(t)
+  await house.kernel.retire('rag')
+  t.equal(house.services('rag'), undefined)
+  t.equal((await house.user().search('notes', 'x')).status, 404)
+  t.equal((house.services('tools') as Tools).get('rag'), undefined)
+})
