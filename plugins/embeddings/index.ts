@@ -4,6 +4,7 @@ import type {} from '../store/types.ts'
 import type { Workers } from '../workers/types.ts'
 import { createVectorCache } from './cache.ts'
 import type { Encoder } from './encoder.ts'
+import { findModel } from './model-folder.ts'
 import { createRemoteEncoder } from './remote-encoder.ts'
 import { createEmbeddings } from './service.ts'
 import type {} from './types.ts'
@@ -17,7 +18,7 @@ interface Config {
   readonly cache_entries: number
 }
 
-type ModelConfig = EnergeticConfig | OpenAiConfig
+type ModelConfig = EnergeticConfig | OnnxConfig | OpenAiConfig
 
 interface Common {
   readonly name: string
@@ -28,6 +29,14 @@ interface Common {
 
 interface EnergeticConfig extends Common {
   readonly provider: 'energetic'
+}
+
+interface OnnxConfig extends Common {
+  readonly provider: 'onnx'
+  readonly path?: string
+  readonly dimensions?: number
+  readonly max_tokens: number
+  readonly pooling: 'mean' | 'first'
 }
 
 interface OpenAiConfig extends Common {
@@ -62,10 +71,10 @@ const config = schemaOf<Config>({
         properties: {
           name: { type: 'string', minLength: 1, maxLength: 200, description: 'What collections remember' },
           provider: {
-            enum: ['energetic', 'openai'],
+            enum: ['energetic', 'onnx', 'openai'],
             description:
-              '`energetic`: the sentence encoder that ships with Heartwood (English, 512 dimensions); `openai`: a ' +
-              'server that speaks the OpenAI embeddings API'
+              '`energetic`: the sentence encoder that ships with Heartwood (English, 512 dimensions); `onnx`: a ' +
+              'folder with an ONNX model; `openai`: a server that speaks the OpenAI embeddings API'
           },
           document_prefix: { type: 'string', default: '', description: 'Put before texts that are stored' },
           query_prefix: { type: 'string', default: '', description: 'Put before texts that are sought' },
@@ -74,6 +83,17 @@ const config = schemaOf<Config>({
             minimum: 1,
             default: 8_000,
             description: 'Of one text; what comes behind is not read'
+          },
+          path: {
+            type: 'string',
+            minLength: 1,
+            description: 'onnx: a folder with `model.onnx` (also in `onnx/`) and `tokenizer.json`'
+          },
+          max_tokens: { type: 'integer', minimum: 2, maximum: 32_768, default: 512, description: 'onnx: of one text' },
+          pooling: {
+            enum: ['mean', 'first'],
+            default: 'mean',
+            description: 'onnx: what becomes of the vectors of the tokens; `first` for models that say CLS'
           },
           base_url: {
             type: 'string',
@@ -138,7 +158,7 @@ const config = schemaOf<Config>({
   }
 })
 
-const task = 'embeddings/embed-energetic'
+const tasks = { energetic: 'embeddings/embed-energetic', onnx: 'embeddings/embed-onnx' } as const
 /** A model takes half a second to load and holds some 100 MB: a thread waits that long for more texts. */
 const idleTimeoutMs = 300_000
 
@@ -147,10 +167,10 @@ export default definePlugin({
   inject: ['store', 'workers'],
   provides: ['embeddings'],
   config,
-  apply(ctx, config) {
+  async apply(ctx, config) {
     const { store, workers } = ctx.services
     const threads = config.threads ?? Math.max(1, availableParallelism() - 1)
-    const encoders = config.models.map((model) => toEncoder(model, workers, threads))
+    const encoders = await Promise.all(config.models.map((model) => toEncoder(model, workers, threads)))
     const names = encoders.map((encoder) => encoder.name)
     const twice = names.find((name, at) => names.indexOf(name) !== at)
     if (twice !== undefined) {
@@ -162,17 +182,17 @@ export default definePlugin({
       'embeddings',
       createEmbeddings(encoders, cache, () => performance.now())
     )
-    ctx.contribute('workers.tasks', {
-      name: task,
-      pool: 'embed',
-      module: new URL('./tasks/embed-energetic.js', import.meta.url).href,
-      poolDefaults: { idleTimeoutMs }
-    })
+    const pool = { pool: 'embed', poolDefaults: { idleTimeoutMs } }
+    ctx.contribute(
+      'workers.tasks',
+      { ...pool, name: tasks.energetic, module: new URL('./tasks/embed-energetic.js', import.meta.url).href },
+      { ...pool, name: tasks.onnx, module: new URL('./tasks/embed-onnx.js', import.meta.url).href }
+    )
   }
 })
 
-/** @throws CodedError `EMBEDDINGS_CONFIG_INVALID` */
-function toEncoder(model: ModelConfig, workers: Workers, threads: number): Encoder {
+/** @throws CodedError `EMBEDDINGS_CONFIG_INVALID`, `EMBEDDINGS_FOLDER_INVALID` */
+async function toEncoder(model: ModelConfig, workers: Workers, threads: number): Promise<Encoder> {
   const common = {
     name: model.name,
     prefixes: { document: model.document_prefix, query: model.query_prefix },
@@ -185,9 +205,21 @@ function toEncoder(model: ModelConfig, workers: Workers, threads: number): Encod
         identity: 'energetic-en-0.2.0',
         dimensions: 512,
         threads,
-        task,
+        task: tasks.energetic,
         input: {}
       })
+    case 'onnx': {
+      const { stamp, ...files } = await findModel(model.name, required(model, 'path'))
+      const settings = { maxTokens: model.max_tokens, pooling: model.pooling }
+      return createWorkerEncoder(workers, {
+        ...common,
+        identity: JSON.stringify(['onnx', stamp, settings]),
+        dimensions: model.dimensions,
+        threads,
+        task: tasks.onnx,
+        input: { ...files, ...settings }
+      })
+    }
     case 'openai':
       return createRemoteEncoder({
         ...common,

