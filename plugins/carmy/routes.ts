@@ -144,6 +144,10 @@ function toExecuteRequest(request: Request<unknown, unknown, ExecuteBody>): Exec
   }
 }
 
-function toReply({ category, text }: Execution): Reply {
-  return { status: category === undefined ? 200 : statuses[category], headers: answerHeaders, text }
+function toReply(execution: Execution): Reply {
+  const { category, text } = execution
+  if (category === undefined) return { status: 200, headers: answerHeaders, text }
+  const seconds = category === 'capacity' ? execution.response.error?.retry_after : undefined
+  const headers = seconds === undefined ? answerHeaders : { ...answerHeaders, 'retry-after': String(seconds) }
+  return { status: statuses[category], headers, text }
 }

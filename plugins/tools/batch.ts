@@ -16,7 +16,8 @@ type Outcome = { readonly result: unknown } | { readonly error: unknown }
 export interface Batch {
   /**
    * Runs `work` in a transaction together with that of others, in the order in which they came, and resolves once it is
-   * on disk. May run it again, as any transaction. When it throws, nobody else is concerned: so it reads before it writes.
+   * on disk. May run it again, as any transaction. When it throws, nobody else is concerned, and what it had written stays: so it does all its
+   * reading before it writes.
    * @throws what `work` threw, or the store
    */
   add<R>(work: (tx: Transaction) => Awaitable<R>): Promise<R>

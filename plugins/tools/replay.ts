@@ -130,10 +130,9 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
     return (count instanceof Promise ? await count : count)?.value ?? 0
   }
 
-  async function add(tx: Transaction, key: Key, amount: number): Promise<void> {
-    const count = (await countOf(tx, key)) + amount
-    if (count > 0) tx.put(counts, [key[0]!], count)
-    else tx.remove(counts, [key[0]!])
+  function setCount(tx: Transaction, principal: string | number, count: number): void {
+    if (count > 0) tx.put(counts, [principal], count)
+    else tx.remove(counts, [principal])
   }
 
   async function isOpen(tx: Transaction, key: Key, { execution_id }: Reservation): Promise<boolean> {
@@ -150,9 +149,10 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
 
   async function reserve(tx: Transaction, key: Key, mine: Reservation): Promise<boolean> {
     if ((await tx.get(finished, key)) !== undefined || (await tx.get(open, key)) !== undefined) throw taken()
-    if ((await countOf(tx, key)) >= maxIds) return false
+    const count = await countOf(tx, key)
+    if (count >= maxIds) return false
     tx.put(open, key, mine)
-    await add(tx, key, 1)
+    setCount(tx, key[0]!, count + 1)
     return true
   }
 
@@ -196,8 +196,9 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
           if (isReserved || (await tx.get(open, key)) !== undefined || (await tx.get(finished, key)) !== undefined) {
             throw taken()
           }
-          if ((await countOf(tx, key)) >= maxIds) return false
-          await add(tx, key, 1)
+          const count = await countOf(tx, key)
+          if (count >= maxIds) return false
+          setCount(tx, key[0]!, count + 1)
         }
         const kept: Finished = { ...mine, ...result }
         const ended: Ended = { key, at_ms: now() }
@@ -210,8 +211,9 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
     release: (key, mine, isReserved = true, also) =>
       batch.add(async (tx) => {
         if (await isOpen(tx, key, mine)) {
+          const count = await countOf(tx, key)
           tx.remove(open, key)
-          await add(tx, key, -1)
+          setCount(tx, key[0]!, count - 1)
           also?.(tx)
         } else if (isReserved) {
           throw taken()
@@ -225,14 +227,19 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
         if (isClosing()) return
         if (due.length > 0) {
           await batch.add(async (tx) => {
-            const removed = new Map<string | number, number>()
-            for (const [id, { key }] of due) {
+            const present: (readonly [Key, Ended])[] = []
+            const left = new Map<string | number, number>()
+            for (const [id, ended] of due) {
               if ((await tx.get(endings, id)) === undefined) continue
+              present.push([id, ended])
+              const principal = ended.key[0]!
+              left.set(principal, (left.get(principal) ?? (await countOf(tx, ended.key))) - 1)
+            }
+            for (const [id, { key }] of present) {
               tx.remove(endings, id)
               tx.remove(finished, key)
-              removed.set(key[0]!, (removed.get(key[0]!) ?? 0) + 1)
             }
-            for (const [principal, count] of removed) await add(tx, [principal], -count)
+            for (const [principal, count] of left) setCount(tx, principal, count)
           })
         }
         // Those behind it began later than anything that could have ended by then.

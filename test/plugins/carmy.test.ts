@@ -641,19 +641,111 @@ for (const transport of ['node', 'uws']) {
       t.equal((await ask('/agent/tools', { method: 'POST' })).status, 405)
       t.equal((await ask('/agent/nothing')).status, 404)
     })
+
+    t.test('cases 61 to 63: what is remembered has bounds, and what is known is answered all the same', async (t) => {
+      const { run, world } = await startCarmy(t, { transport, toolsConfig: { max_request_ids: 2 } })
+      const first = await run('count', { k: 'a' }, '1')
+      await run('count', { k: 'a' }, '2')
+      t.match(await run('count', { k: 'a' }, '3'), {
+        status: 503,
+        body: { status: 'failed', error: { code: 'IDEMPOTENCY_CAPACITY', category: 'capacity' } }
+      })
+      t.equal(world.count('count'), 2)
+      t.equal((await run('count', { k: 'a' }, '1')).text, first.text)
+      t.equal((await run('count', { k: 'a' })).status, 200)
+      t.equal((await run('count', { k: 'a' }, '3', { 'x-as': 'bob' })).status, 200)
+    })
+
+    t.test('case 75: where the policy asks for it, a call needs the permission of its tool', async (t) => {
+      const { run } = await startCarmy(t, { transport, toolsConfig: { require_tool_permission: true } })
+      t.match(await run('peek'), { status: 403, body: { error: { code: 'FORBIDDEN', category: 'permission' } } })
+      t.equal((await run('peek', {}, null, { 'x-grant': 'tool:peek' })).status, 200)
+    })
+
+    t.test('cases 76 and 77: so many calls of one caller in a window', async (t) => {
+      const toolsConfig = { rate_limit: { max: 2, window_ms: 60_000 } }
+      const { run, stream } = await startCarmy(t, { transport, toolsConfig })
+      await run('peek')
+      await run('peek')
+      const third = await run('peek')
+      t.match(third, {
+        status: 503,
+        body: { error: { code: 'RATE_LIMITED', category: 'capacity', retryable: true, recoverable: true } }
+      })
+      const seconds = third.body.error?.retry_after ?? 0
+      t.ok(seconds >= 1 && seconds <= 60)
+      t.equal(third.headers.get('retry-after'), String(seconds))
+      t.strictSame(names((await stream('peek')).events), ['execution.started', 'execution.completed'])
+      t.equal((await run('peek', {}, null, { 'x-as': 'bob' })).status, 200)
+    })
+
+    t.test('case 123: a call is one line in the log, without its arguments', async (t) => {
+      const { run, lines } = await startCarmy(t, { transport })
+      const { body } = await run('echo', { text: 'private words' }, 'logged')
+      const [line] = lines.filter(({ message }) => message === 'tool executed')
+      t.match(line, {
+        level: 'info',
+        execution_id: body.execution_id,
+        request_id: 'logged',
+        tool: 'echo',
+        effect: 'none',
+        status: 'completed',
+        duration_ms: Number,
+        replayed: false
+      })
+      t.notOk(JSON.stringify(lines).includes('private words'))
+    })
+
+    t.test('cases 15 and 16: a restart with the same tools gives the same documents', async (t) => {
+      const first = await startCarmy(t, { transport })
+      const before = [await first.ask('/agent/tools'), await first.ask('/.well-known/agent')]
+      await first.kernel.stop()
+      const { ask } = await startCarmy(t, { transport })
+      t.equal((await ask('/agent/tools')).text, before[0]?.text)
+      t.equal((await ask('/.well-known/agent')).text, before[1]?.text)
+    })
+
+    t.test('case 102: a silent stream is kept alive by comments', async (t) => {
+      const { base, world } = await startCarmy(t, { transport, httpConfig: { keep_alive_interval_ms: 10 } })
+      const response = await fetch(`${base}/agent/execute`, {
+        method: 'POST',
+        headers: { 'content-type': 'application/json', accept: 'text/event-stream' },
+        body: '{"tool":"sleep","arguments":{"gate":"102"}}'
+      })
+      let text = ''
+      for await (const piece of response.body as ReadableStream<Uint8Array>) {
+        text += Buffer.from(piece).toString()
+        if (/tool\.started[^]*\n\n:\n\n/.test(text)) world.open('102')
+      }
+      t.strictSame(names(parseEvents(text)).slice(-2), ['tool.completed', 'execution.completed'])
+    })
+
+    t.test('a pattern that goes back for ever holds up neither its call nor the others', async (t) => {
+      const { run } = await startCarmy(t, {
+        transport,
+        plugins: [
+          {
+            plugin: toolsPlugin(
+              () => [
+                toolOf({
+                  name: 're',
+                  input: { type: 'object', properties: { s: { type: 'string', pattern: '^(a+)+$' } } },
+                  run: () => 1
+                })
+              ],
+              're'
+            )
+          }
+        ]
+      })
+      for (const length of [32, 900, 100_000]) {
+        const { status, body } = await run('re', { s: `${'a'.repeat(length)}!` })
+        t.match({ status, body }, { status: 400, body: { error: { code: 'INVALID_ARGUMENTS' } } }, String(length))
+        t.equal((await run('re', { s: 'aaa' })).status, 200)
+      }
+    })
   })
 }
-
-t.test('cases 15 and 16: a restart with the same tools gives the same documents', async (t) => {
-  const first = await startCarmy(t)
-  const before = [await first.ask('/agent/tools'), await first.ask('/.well-known/agent')]
-  await first.kernel.stop()
-
-  const { ask } = await startCarmy(t)
-
-  t.equal((await ask('/agent/tools')).text, before[0]?.text)
-  t.equal((await ask('/.well-known/agent')).text, before[1]?.text)
-})
 
 t.test('the documents are those of the reference vectors', async (t) => {
   const createOrder = toolOf({
@@ -692,21 +784,6 @@ t.test('case 47: a recorded answer is given again after a restart, byte for byte
   t.equal(again.status, first.status)
   t.strictSame((await stream('count', { k: 'a' }, 'kept')).events.at(-1)?.data, { ...first.body, replayed: true })
   t.strictSame(world.runs, [])
-})
-
-t.test('case 102: a silent stream is kept alive by comments', async (t) => {
-  const { base, world } = await startCarmy(t, { httpConfig: { keep_alive_interval_ms: 10 } })
-  const response = await fetch(`${base}/agent/execute`, {
-    method: 'POST',
-    headers: { 'content-type': 'application/json', accept: 'text/event-stream' },
-    body: '{"tool":"sleep","arguments":{"gate":"102"}}'
-  })
-  let text = ''
-  for await (const piece of response.body as ReadableStream<Uint8Array>) {
-    text += Buffer.from(piece).toString()
-    if (/tool\.started[^]*\n\n:\n\n/.test(text)) world.open('102')
-  }
-  t.strictSame(names(parseEvents(text)).slice(-2), ['tool.completed', 'execution.completed'])
 })
 
 t.test('of the reports a reader is too slow for, the newest is kept', async (t) => {
