@@ -9,6 +9,9 @@ const defaultMaxSpentMs = 250
 /** What a check throws when its patterns have taken too long. */
 export class PatternTimeout extends Error {}
 
+/** Asks for the engine that does not go back, and for no other: refused where that cannot. Of V8, not of the language. */
+const linearFlag = 'l'
+
 export interface Pattern {
   /** @throws PatternTimeout */
   test(text: string): boolean
@@ -75,8 +78,7 @@ function toLinear(pattern: string): RegExp | undefined {
   if (/[\ud800-\udfff]|\\[pPk]|\\u\{|\\u[dD][89a-fA-F]/.test(pattern)) return undefined
   try {
     setFlagsFromString('--enable-experimental-regexp-engine')
-    // The flag `l` asks for that engine alone, and is refused where it cannot.
-    new RegExp(pattern, 'l')
+    void new RegExp(pattern, linearFlag)
   } catch {
     return undefined
   } finally {
