@@ -48,7 +48,7 @@ t.test('the next check has all its time again', async (t) => {
   t.ok(pattern.test('aaa'))
 })
 
-t.test('says the same as the engine of the language', async (t) => {
+t.test('says the same as the engine of the language', async () => {
   const patterns = createPatterns(600_000)
   const atom = fc.constantFrom(
     'a',
