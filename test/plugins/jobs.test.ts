@@ -506,13 +506,18 @@ t.test('a swap', async (t) => {
 })
 
 t.test('retiring jobs begins nothing new, and waits for what runs', async (t) => {
-  const { enqueue, kernel, world, services } = await startJobs(t, { config: { concurrency: 1 } })
+  const { enqueue, kernel, world, services, clock } = await startJobs(t)
   const running = await enqueue('sleep', { gate: 'g' })
-  const waiting = await enqueue('echo', { text: 'a' })
+  const waiting = await enqueue('echo', { text: 'a' }, { afterMs: 1_000 })
   await world.until('sleep g')
+  // One timer for the lease of the one, one for the other.
+  await until(() => clock.pending === 2)
 
   const retired = kernel.retire('jobs')
   t.equal(services('tools').get('carmy_job'), undefined, 'its tool is gone at once')
+  clock.advance(1_000)
+  await settle()
+  t.equal(world.count('echo'), 0, 'what becomes due meanwhile is left to others')
   world.open('g')
   await retired
   const stored = async (id: string) =>
