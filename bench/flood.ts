@@ -23,6 +23,8 @@ export interface FloodTally {
 }
 
 const maxFaults = 5
+/** A server may close a connection that has been idle for longer. */
+const maxIdleMs = 2_000
 const tickMs = 2
 
 /** Whether an answer is one that an overloaded server may give. */
@@ -32,7 +34,7 @@ export function isRefusal({ status, headers }: HttpReply): boolean {
 
 /** Resolves when every request has its answer. Connections are kept; one that is at work gets no second request. */
 export async function flood(port: number, { request, perSecond, seconds }: FloodOptions): Promise<FloodTally> {
-  const idle: Client[] = []
+  const idle: { readonly client: Client; readonly sinceMs: number }[] = []
   const all: Client[] = []
   const refusedMs: number[] = []
   const faults: string[] = []
@@ -42,7 +44,8 @@ export async function flood(port: number, { request, perSecond, seconds }: Flood
   async function ask(n: number): Promise<void> {
     let client: Client | undefined
     try {
-      client = idle.pop()
+      const last = idle.pop()
+      if (last !== undefined && performance.now() - last.sinceMs < maxIdleMs) client = last.client
       if (client === undefined) all.push((client = await openClient(port)))
       const sentAt = performance.now()
       const reply = await client.send(request(n))
@@ -50,7 +53,7 @@ export async function flood(port: number, { request, perSecond, seconds }: Flood
       else if (reply.status !== 200) throw new Error(`answered ${reply.status}: ${reply.body}`)
       else if (isOver) count.goodAfter += 1
       else count.good += 1
-      if (reply.headers['connection'] !== 'close') idle.push(client)
+      if (reply.headers['connection'] !== 'close') idle.push({ client, sinceMs: performance.now() })
     } catch (error) {
       count.broken += 1
       client?.close()
