@@ -8,6 +8,7 @@ import auth from '../../plugins/auth/index.ts'
 import carmy from '../../plugins/carmy/index.ts'
 import http from '../../plugins/http/index.ts'
 import type { Route } from '../../plugins/http/types.ts'
+import mcp from '../../plugins/mcp/index.ts'
 import store from '../../plugins/store/index.ts'
 import tools from '../../plugins/tools/index.ts'
 import workers from '../../plugins/workers/index.ts'
@@ -55,6 +56,7 @@ const entries: readonly (readonly [Plugin, object])[] = [
   [auth, { jwt_secret: jwtSecret }],
   [tools, {}],
   [carmy, {}],
+  [mcp, {}],
   [subject, {}]
 ]
 await Promise.all(entries.map(([plugin, config]) => kernel.begin({ id: plugin.name, plugin, config })))

@@ -1,6 +1,6 @@
 import type { AuthInfo, ServerContext } from '@modelcontextprotocol/server'
 import { CodedError } from '../../kernel/index.ts'
-import type { Request as HttpRequest } from '../http/types.ts'
+import type { Request as HttpRequest, Reply } from '../http/types.ts'
 import { callerOf } from './callers.ts'
 import type { Face, Origin } from './face.ts'
 import type { Sdk } from './sdk.ts'
@@ -31,7 +31,7 @@ export interface EndpointOptions {
 }
 
 export interface Endpoint {
-  readonly post: (request: HttpRequest) => Promise<Response>
+  readonly post: (request: HttpRequest) => Promise<Reply>
   /** Opens the stream on which a session is told what it did not ask for. */
   readonly get: (request: HttpRequest) => Promise<Response>
   /** Ends a session. */
@@ -144,11 +144,13 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
       const sdk = (state.sdk ??= await load())
       const { body } = request
       const authInfo = authInfoOf(request)
-      const web = toWebRequest(request)
-      if (!(await sdk.isLegacyRequest(web, body))) {
-        return modernOf(sdk).fetch(toWebRequest(request, request.signal), { parsedBody: body, authInfo })
+      // A session's calls outlive the requests that brought them; a request that stands for itself ends with its client.
+      const isSession = request.header('mcp-session-id') !== undefined
+      const web = toWebRequest(request, isSession ? undefined : request.signal)
+      if (hasClaim(sdk, body) || !(await sdk.isLegacyRequest(web, body))) {
+        return whole(await modernOf(sdk).fetch(web, { parsedBody: body, authInfo }))
       }
-      if (request.header('mcp-session-id') !== undefined || !sdk.isInitializeRequest(body)) {
+      if (isSession || !sdk.isInitializeRequest(body)) {
         return find(request).transport.handleRequest(web, { parsedBody: body, authInfo })
       }
       const session = await begin(sdk, request)
@@ -186,6 +188,18 @@ function authInfoOf(request: HttpRequest): AuthInfo {
 function originOf({ http }: ServerContext): Pick<Origin, 'caller' | 'ended'> {
   const request = http?.authInfo?.extra?.['request'] as HttpRequest
   return { caller: callerOf(request.principal), ended: () => request.signal }
+}
+
+/** Whether a message says by itself that it is of revision 2026-07-28: what the SDK's predicate asks first, without the rest. */
+function hasClaim(sdk: Sdk, body: unknown): boolean {
+  const meta = (body as { params?: { _meta?: object } } | null)?.params?._meta
+  return typeof meta === 'object' && meta !== null && sdk.PROTOCOL_VERSION_META_KEY in meta
+}
+
+/** One message goes out in one piece: a stream costs a turn of the event loop more, and has no length. */
+async function whole(response: Response): Promise<Reply> {
+  if (response.headers.get('content-type') !== 'application/json') return response
+  return { status: response.status, headers: Object.fromEntries(response.headers), text: await response.text() }
 }
 
 function toWebRequest(request: HttpRequest, signal?: AbortSignal): Request {

@@ -25,7 +25,7 @@ export function routes(endpoint: Endpoint, options: RouteOptions): Route[] {
     method: 'GET' | 'POST' | 'DELETE',
     operationId: string,
     summary: string,
-    handle: (request: Request) => Promise<Response>
+    handle: (request: Request) => Promise<Reply>
   ): Route => ({
     method,
     path: options.path,
