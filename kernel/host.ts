@@ -765,8 +765,8 @@ export class ProgramHost {
     const plugins = this.program.entries.flatMap(({ plugin }) => this.#code.get(plugin) ?? [])
     const masked = Object.entries(entry.intercept).map(([service, overlay]) => {
       const providers = plugins.filter(({ provides }) => provides.includes(service as ServiceName))
-      const schemas = [...new Set(providers.map(({ config }) => config ?? {}))]
-      return [service, maskSecrets(overlay as JsonObject, schemas.length === 0 ? undefined : { allOf: schemas })]
+      const schemas = providers.length === 0 ? [undefined] : new Set(providers.map(({ config }) => config ?? {}))
+      return [service, [...schemas].reduce(maskSecrets, overlay as JsonObject)]
     })
     return { ...entry, intercept: Object.fromEntries(masked) as JsonObject }
   }

@@ -67,14 +67,17 @@ function expand(schemas: readonly Rules[], root: JsonSchema): readonly Rules[] {
     for (const key of ['allOf', 'anyOf', 'oneOf', 'if', 'then', 'else'])
       for (const each of tables(rules[key])) all.add(each)
     for (const each of Object.values(table(rules['dependentSchemas']))) for (const one of tables(each)) all.add(one)
-    for (const each of tables(resolveReference(rules['$ref'], root))) all.add(each)
+    for (const key of ['$ref', '$dynamicRef']) {
+      // What cannot be followed may lead to a secret.
+      if (rules[key] !== undefined) all.add(tables(resolveReference(rules[key], root))[0] ?? { writeOnly: true })
+    }
   }
   return [...all]
 }
 
 /** What `#/$defs/secret` stands for within `root`. */
 function resolveReference(reference: unknown, root: JsonSchema): unknown {
-  if (typeof reference !== 'string' || !reference.startsWith('#')) return undefined
+  if (typeof reference !== 'string' || !/^#(\/|$)/.test(reference)) return undefined
   const keys = reference.slice(1).split('/').slice(1)
   const names = keys.map((key) => decodeURIComponent(key).replaceAll('~1', '/').replaceAll('~0', '~'))
   return names.reduce<unknown>((at, key) => (at as Rules | undefined)?.[key], root)

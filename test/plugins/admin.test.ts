@@ -910,9 +910,10 @@ t.test('whatever kind of rule calls a value writeOnly, it is masked', async (t) 
     name: 'keeper',
     config: schemaOf<Record<string, unknown>>({
       type: 'object',
-      $defs: { secret },
+      $defs: { secret: { ...secret, $anchor: 'part' } },
       properties: {
         ref: { $ref: '#/$defs/secret' },
+        anchored: { $ref: '#part' },
         either: { anyOf: [{ type: 'integer' }, secret] },
         both: { allOf: [{ type: 'string' }, { oneOf: [secret, { const: '' }] }] },
         pair: { type: 'array', prefixItems: [{ type: 'string' }, secret], minItems: 2, maxItems: 2 },
@@ -927,11 +928,12 @@ t.test('whatever kind of rule calls a value writeOnly, it is masked', async (t) 
     apply() {}
   })
   const config =
-    '{ ref = "hush", either = "hush", both = "hush", pair = ["shown", "hush"], rest = { a = "hush" }, my_key = "hush", when = "hush", plain = "shown" }'
+    '{ ref = "hush", anchored = "hush", either = "hush", both = "hush", pair = ["shown", "hush"], rest = { a = "hush" }, my_key = "hush", when = "hush", plain = "shown" }'
   const house = await startProgram(t, `\n[[entry]]\nid = "keeper"\nplugin = "keeper"\nconfig = ${config}\n`, { keeper })
   const mask = '********'
   const masked = {
     ref: mask,
+    anchored: mask,
     either: mask,
     both: mask,
     pair: ['shown', mask],
