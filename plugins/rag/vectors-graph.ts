@@ -13,7 +13,7 @@ export interface Graph {
  */
 const connectivity = 16
 const expansionAdd = 128
-const expansionSearch = 96
+const expansionSearch = 64
 
 /** Of vectors of unit length, kept in halves as they are in the store. */
 export function graphSettings(dimensions: number): IndexConfig {
