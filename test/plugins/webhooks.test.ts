@@ -445,3 +445,54 @@ config = { anonymous = true }
     status: 200
   })
 })
+
+t.test(
+  'in a program: the order of entries is no matter, and what is missing once all has started is told',
+  async (t) => {
+    const start = (tool: string) =>
+      startProgram(
+        t,
+        `
+[[entry]]
+id = "webhooks"
+plugin = "webhooks"
+
+[[entry.config.webhooks]]
+path = "/hooks/later"
+tool = "${tool}"
+mode = "enqueue"
+secret = "${secret}"
+
+[[entry]]
+id = "jobs"
+plugin = "jobs"
+
+[[entry]]
+id = "clock"
+plugin = "clock"
+
+[[entry]]
+id = "tools"
+plugin = "tools"
+`
+      )
+    const told = 'a webhook cannot do its work'
+    const whole = await start('clock')
+    t.notOk(whole.lines.some(({ message }) => message === told))
+    const headers = { 'x-hub-signature-256': sign('{}') }
+    const accepted = await whole
+      .services('http')
+      .dispatch({ method: 'POST', path: '/hooks/later', body: '{}', headers })
+    t.equal(accepted.status, 202)
+    const { job_id } = accepted.body as { job_id: string }
+    const jobs = whole.services('jobs')
+    while ((await jobs.get(job_id))?.endedAtMs === null) await new Promise((resolve) => setImmediate(resolve))
+    t.match(await jobs.get(job_id), { status: 'succeeded', principal: 'webhook:/hooks/later' })
+
+    const { lines } = await start('nobody')
+    t.match(
+      lines.find(({ message }) => message === told),
+      { level: 'error', error: { code: 'INVALID_WEBHOOK', message: /the tool 'nobody'/ } }
+    )
+  }
+)
