@@ -1,8 +1,9 @@
 const allowedMethods = 'GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS'
 const allowedHeaders =
-  'Authorization, Content-Type, Accept, Origin, X-Admin-Secret, X-Request-Id, If-None-Match, If-Match, Last-Event-ID'
+  'Authorization, Content-Type, Accept, Origin, X-Admin-Secret, X-Request-Id, If-None-Match, If-Match, Last-Event-ID, ' +
+  'Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name'
 /** Beside the x-* headers of the answer, what a script may want to read. */
-const exposedHeaders = 'x-request-id, etag, location, retry-after'
+const exposedHeaders = 'x-request-id, etag, location, retry-after, mcp-session-id'
 
 /** Which pages of other origins may call, and read what is answered (WHATWG Fetch, "CORS protocol"). */
 export class Cors {

@@ -203,6 +203,32 @@ t.test('sessions, calls and streams outlive a swap of the plugin', async (t) => 
   }
 })
 
+t.test('a stream that outlives the drain of its generation ends, and its session goes on', async (t) => {
+  const house = await startMcp(t, { settings: { drain_timeout_ms: 1 } })
+  const mine = await begin(house)
+  const listen = () => fetch(`${house.base}/mcp`, { headers: { ...mine, accept: 'text/event-stream' } })
+  const stream = await listen()
+  await house.kernel.update('mcp', { execution_meta: true })
+  t.equal(await stream.text(), ':\n\n', 'it ends whole')
+  const again = await listen()
+  t.equal(again.status, 200)
+  await again.body?.cancel()
+  t.equal(await statusOf(house.post(ping, mine)), 200)
+})
+
+t.test('pages of an origin that may call can speak it', async (t) => {
+  const { base, post } = await startMcp(t)
+  const origin = 'http://localhost:3000'
+  const asked = await fetch(`${base}/mcp`, { method: 'OPTIONS', headers: { origin } })
+  const allowed = (asked.headers.get('access-control-allow-headers') ?? '').toLowerCase().split(', ')
+  for (const name of ['mcp-session-id', 'mcp-protocol-version', 'mcp-method', 'mcp-name', 'last-event-id']) {
+    t.ok(allowed.includes(name), name)
+  }
+  const begun = await post(initialize, { origin })
+  t.match(begun.headers.get('access-control-expose-headers'), /\bmcp-session-id\b/)
+  await begun.text()
+})
+
 t.test('a retired plugin ends what its clients had begun', async (t) => {
   const { connect, world, kernel } = await startMcp(t, { settings: { drain_timeout_ms: 1 } })
   for (const era of eras) {
