@@ -202,7 +202,7 @@ async function attempt(
   owner: Owner,
   document: CheckedDocument,
   { places, language, fingerprint }: CutDocument,
-  { signal, onProgress }: IngestOptions
+  { signal, check, onProgress }: IngestOptions
 ): Promise<Ingested> {
   const { store, workers, text, vectors: vectorIndex, analyser, encoder, state, now, newId } = parts
   const count = places.length / 2
@@ -237,6 +237,7 @@ async function attempt(
 
   /** Makes the document known, in place of those that it replaces. @returns how many */
   const show = async (tx: Transaction, first: number, dimensions: number): Promise<number> => {
+    await check?.(tx)
     const stored = (await findCollection(tx, owner, document.collection))?.value
     // Deleted, made by another, or embedded anew since this ingest began.
     if (stored?.id !== found?.id) throw new CollectionChanged()

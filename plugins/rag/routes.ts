@@ -25,8 +25,13 @@ export interface Face {
   /**
    * Runs what is counted.
    * @param units of the text that is worked on
+   * @param work is given what must hold when something is stored
    */
-  readonly counted: <R>(principal: Principal, units: number, work: () => Promise<R>) => Promise<R>
+  readonly counted: <R>(
+    principal: Principal,
+    units: number,
+    work: (check?: IngestOptions['check']) => Promise<R>
+  ) => Promise<R>
   /** Told with every answer. */
   readonly headers: (principal: Principal) => Promise<Headers>
   readonly errors?: ErrorMap
@@ -241,7 +246,7 @@ export function routes(rag: RagService, face: Face, maxBodyBytes: number, log: L
       const document = toDocument(request.body)
       const units = document.content.length
       if (/\brespond-async\b/.test(request.header('prefer') ?? '')) {
-        const id = await counted(request.principal, units, () => rag.ingestLater(owner, document))
+        const id = await counted(request.principal, units, (check) => rag.ingestLater(owner, document, { check }))
         return told(request, {
           status: 202,
           headers: { location: `${path}/jobs/${id}`, 'preference-applied': 'respond-async' },
@@ -250,7 +255,7 @@ export function routes(rag: RagService, face: Face, maxBodyBytes: number, log: L
       }
       const { signal } = request
       const run = (onProgress?: IngestOptions['onProgress']) =>
-        counted(request.principal, units, () => rag.ingest(owner, document, { signal, onProgress }))
+        counted(request.principal, units, (check) => rag.ingest(owner, document, { signal, check, onProgress }))
       if (/\btext\/event-stream\b/.test(request.header('accept') ?? '')) {
         return told(request, { events: await inEvents(run, errors, request.id, log) })
       }

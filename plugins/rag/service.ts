@@ -14,13 +14,13 @@ import {
 import { createReembedding } from './reembed.ts'
 import { createSearcher } from './search.ts'
 import type { Tending } from './tending.ts'
-import type { CollectionInfo, Ingested, NewDocument, Owner, Rag } from './types.ts'
+import type { CollectionInfo, Ingested, IngestOptions, NewDocument, Owner, Rag } from './types.ts'
 
 /** What the plugin itself can do, beside what others may ask for. */
 export interface RagService extends Rag {
   readonly jobs: Jobs
   /** Takes a document in while nobody waits. @returns the id of the job */
-  ingestLater(owner: Owner, document: NewDocument): Promise<string>
+  ingestLater(owner: Owner, document: NewDocument, options?: Pick<IngestOptions, 'check'>): Promise<string>
   /** Embeds a collection with another model while searches go on with the present one. @returns the id of the job */
   reembed(owner: Owner, collection: string, model: string): Promise<string>
   /** Deletes up to `most` collections of an owner. @returns how many; 0 when none is left */
@@ -108,12 +108,12 @@ export function createRag(parts: RagParts): RagService {
 
     jobs,
 
-    async ingestLater(owner, document) {
+    async ingestLater(owner, document, { check } = {}) {
       const checked = checkDocument(document, parts.chunks)
       const found = (await findCollection(store, owner, checked.collection))?.value
       parts.encoder.modelFor(checked.collection, found, checked.model)
       return jobs.start(owner, { kind: 'ingest', collection: checked.collection }, (onProgress) =>
-        ingest(parts, owner, checked, { signal: parts.signal, onProgress })
+        ingest(parts, owner, checked, { signal: parts.signal, check, onProgress })
       )
     },
 

@@ -45,7 +45,7 @@ export function tenantFace(tenants: Tenants): Face {
       const reservation = await reserve(tenants, principal, tokens)
       let ok = false
       try {
-        const result = await work()
+        const result = await work((tx) => tenants.assertCurrent(tx, reservation))
         ok = true
         return result
       } finally {

@@ -1,4 +1,5 @@
 import type {} from '../../kernel/index.ts'
+import type { Reader } from '../store/types.ts'
 
 /** Whose collections: those of one owner are unknown to every other. */
 export interface Owner {
@@ -39,6 +40,8 @@ export interface Progress {
 export interface IngestOptions {
   /** Gives up; nothing is left then. */
   readonly signal?: AbortSignal | undefined
+  /** Asked within the transaction that makes the document known: what it throws keeps it from being so. */
+  readonly check?: ((tx: Reader) => Promise<void>) | undefined
   /** Told in order, synchronously; must not throw. */
   readonly onProgress?: ((progress: Progress) => void) | undefined
 }

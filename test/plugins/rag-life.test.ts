@@ -325,6 +325,28 @@ t.test('the search of tenants, in collections of their own', async (t) => {
   t.strictSame(await house.services('rag').collections({ kind: 'tenant', id: client.id }), [], 'a purge takes it away')
 })
 
+t.test('what a tenant was putting in while its data was deleted is not kept', async (t) => {
+  const { default: v1 } = await import('../../plugins/v1/index.ts')
+  const { default: chat } = await import('../../plugins/chat/index.ts')
+  let reached = () => {}
+  const begun = new Promise<void>((resolve) => (reached = resolve))
+  let release = () => {}
+  const gate = new Promise<void>((resolve) => (release = resolve))
+  const before = () => {
+    reached()
+    return gate
+  }
+  const house = await startRag(t, { encoder: madeEncoder({ before }) }, [{ plugin: chat }, { plugin: v1 }])
+  const client = await house.client('dev')
+  const body = { collection: 'notes', content: 'The lock is oiled in March.' }
+  const ingest = house.v1(client.key, 'POST', '/rag/ingest', body)
+  await begun
+  t.match(await house.v1(client.key, 'DELETE', '/tenant/data'), { status: 200 })
+  release()
+  t.match(await ingest, { status: 409 })
+  t.strictSame(await house.services('rag').collections({ kind: 'tenant', id: client.id }), [])
+})
+
 t.test('the tool finds what belongs to whoever runs it', async (t) => {
   const house = await startRag(t)
   await house.user('ada').ingest('notes', 'The safe is behind the painting.', { title: 'House', source: 'house.md' })
