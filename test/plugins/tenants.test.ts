@@ -345,40 +345,45 @@ t.test('a client is provisioned whole or not at all (F.15)', async (t) => {
   })
 })
 
-t.test('every change of an administrator is in the audit log, in the transaction that makes it', async (t) => {
-  const house = await startTenants(t)
-  const { admin } = house
-  const { id } = (await admin('POST', '/tenants', { name: 'n', tier: 'free' })).body as { id: string }
-  await admin('PUT', `/tenants/${id}/quota`, { tier: 'dev', requests_per_day: 3 })
-  const { api_key } = (await admin('POST', `/tenants/${id}/api-keys`, { name: 'k' })).body as { api_key: Body }
-  await admin('DELETE', `/tenants/${id}/api-keys/${api_key['id']}`)
-  const client = await house.client('pro', 'whole')
-  await admin('DELETE', `/tenants/${client.id}`)
-  await admin('PUT', `/tenants/${id}/quota`, { tier: 'gold' })
+t.test(
+  'D-35, D-36: every change of an administrator is in the audit log, in the transaction that makes it',
+  async (t) => {
+    const house = await startTenants(t)
+    const { admin } = house
+    const { id } = (await admin('POST', '/tenants', { name: 'n', tier: 'free' })).body as { id: string }
+    await admin('PUT', `/tenants/${id}/quota`, { tier: 'dev', requests_per_day: 3 })
+    const { api_key } = (await admin('POST', `/tenants/${id}/api-keys`, { name: 'k' })).body as { api_key: Body }
+    await admin('DELETE', `/tenants/${id}/api-keys/${api_key['id']}`)
+    const client = await house.client('pro', 'whole')
+    await admin('DELETE', `/tenants/${client.id}`)
+    await admin('PUT', `/tenants/${id}/quota`, { tier: 'gold' })
 
-  const rows = (await admin('GET', '/audit-log')).body as Body[]
-  t.match(rows, [
-    { action: 'delete_tenant', resource_type: 'tenant', resource_id: client.id },
-    { action: 'provision_client', resource_id: client.id, details: { after: { name: 'whole', tier: 'pro' } } },
-    { action: 'revoke_api_key', resource_type: 'api_key', resource_id: api_key['id'] },
-    {
-      action: 'create_api_key',
-      resource_id: api_key['id'],
-      details: { after: { tenant: id, prefix: api_key['key_prefix'] } }
-    },
-    {
-      action: 'update_quota',
-      resource_id: id,
-      details: { before: { tier: 'free' }, after: { tier: 'dev', requestsPerDay: 3 } }
-    },
-    { action: 'create_tenant', resource_id: id, details: { after: { name: 'n', tier: 'free' } } }
-  ])
-  t.equal(rows.length, 6, 'what was refused changed nothing')
-  for (const row of rows) t.match(row, { actor: 'admin_secret', admin_ip: '127.0.0.1', status: 'done' })
+    const rows = (await admin('GET', '/audit-log')).body as Body[]
+    t.match(rows, [
+      { action: 'delete_tenant', resource_type: 'tenant', resource_id: client.id },
+      { action: 'provision_client', resource_id: client.id, details: { after: { name: 'whole', tier: 'pro' } } },
+      { action: 'revoke_api_key', resource_type: 'api_key', resource_id: api_key['id'] },
+      {
+        action: 'create_api_key',
+        resource_id: api_key['id'],
+        details: { after: { tenant: id, prefix: api_key['key_prefix'] } }
+      },
+      {
+        action: 'update_quota',
+        resource_id: id,
+        details: { before: { tier: 'free' }, after: { tier: 'dev', requestsPerDay: 3 } }
+      },
+      { action: 'create_tenant', resource_id: id, details: { after: { name: 'n', tier: 'free' } } }
+    ])
+    t.equal(rows.length, 6, 'what was refused changed nothing')
+    for (const row of rows) t.match(row, { actor: 'admin_secret', admin_ip: '127.0.0.1', status: 'done' })
 
-  await house.kernel.retire('audit')
-  t.match(await admin('POST', '/tenants', { name: 'unrecorded', tier: 'free' }), { status: 200 }, 'audit is a choice')
-})
+    t.strictSame((await admin('GET', '/audit-log?limit=1&offset=1')).body, [rows[1]], 'D-36: the second newest')
+
+    await house.kernel.retire('audit')
+    t.match(await admin('POST', '/tenants', { name: 'unrecorded', tier: 'free' }), { status: 200 }, 'audit is a choice')
+  }
+)
 
 t.test('the limit is exact', async (t) => {
   const store = await openStore(t)

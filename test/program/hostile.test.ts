@@ -1,97 +1,16 @@
 import { createHmac } from 'node:crypto'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import t, { type Test } from 'tap'
-import { startKernel } from '../../kernel/host.ts'
-import { createJsonLogger, definePlugin, type JsonSchema } from '../../kernel/index.ts'
-import { nobody } from '../../plugins/auth/parameters.ts'
-import type { DispatchReply, Headers, Http, Route } from '../../plugins/http/types.ts'
+import t from 'tap'
+import type { JsonSchema } from '../../kernel/index.ts'
+import type { DispatchReply, Route } from '../../plugins/http/types.ts'
 import { hostileKeys, hostileTokens } from '../fixtures/hostile-tokens.ts'
 import { naughtyStrings } from '../fixtures/naughty-strings.ts'
-import { assertNothingLeft, loaderOf, type LogLine } from '../harness.ts'
-
-const shipped = readFileSync(new URL('../../../program.toml', import.meta.url), 'utf8')
-const secret = 'a secret of the tests, long enough to sign'
-const adminSecret = 'the-admin-secret-of-the-tests'
-const password = 'pass-word-1'
-
-/** Hashes at once: what is asked here is not how long it takes. */
-const workers = definePlugin({
-  name: 'workers',
-  provides: ['workers'],
-  apply(ctx) {
-    ctx.collect('workers.tasks', { update: () => {} })
-    ctx.provide('workers', {
-      run: async <T>(task: string, input: unknown): Promise<T> => {
-        if (task === 'auth/hash-password') return `hash of ${String(input)}` as T
-        const { password, phc } = input as { password: string; phc: string }
-        return { matches: phc !== nobody && phc === `hash of ${password}` } as T
-      },
-      load: () => ({})
-    })
-  }
-})
+import { adminSecret, password, secret, startShipped } from '../fixtures/shipped-house.ts'
 
 /** Every try on every route, and more of them, for a long run. */
 const isWhole = process.env['HOSTILE_ALL'] !== undefined
 const share = 12
-
-/** The shipped program, in process, with what its routes say of themselves. */
-async function start(t: Test) {
-  const folder = t.testdir({ 'program.toml': shipped })
-  const lines: LogLine[] = []
-  const log = createJsonLogger({ level: 'debug', write: (line) => lines.push(JSON.parse(line) as LogLine) })
-  const host = await startKernel({
-    program: join(folder, 'program.toml'),
-    loader: loaderOf({ workers }, folder),
-    env: {},
-    overrides: {
-      store: { path: join(folder, 'data') },
-      http: { listen: false },
-      auth: {
-        jwt_secret: secret,
-        admin_secret: adminSecret,
-        login_throttle: { max_failures_per_account: 0, max_failures_per_address: 0 }
-      }
-    },
-    log
-  })
-  const { kernel } = host
-  t.teardown(async () => {
-    await host.stop()
-    assertNothingLeft(kernel)
-  })
-  const routes = kernel.collection('http.routes').items.map(({ item }) => item as Route)
-  const http = kernel.service('http') as Http
-  const ask = (method: string, path: string, options: { headers?: Headers; body?: unknown } = {}) =>
-    http.dispatch({ method, path, ...options })
-  const must = async (method: string, path: string, options: { headers?: Headers; body?: unknown } = {}) => {
-    const { status, body } = await ask(method, path, options)
-    if (status !== 200) throw new Error(`${path} answered ${status}: ${JSON.stringify(body)}`)
-    return body as Record<string, string>
-  }
-  const admin = { 'x-admin-secret': adminSecret }
-  const account = { email: 'ann@x.test', password, name: 'Ann' }
-  const pair = await must('POST', '/api/auth/register', { body: account })
-  const client = { name: 'n', tier: 'enterprise', product_type: 'p', api_key_name: 'k' }
-  const tenant = await must('POST', '/api/admin/provision-client', { headers: admin, body: client })
-  return {
-    kernel,
-    lines,
-    routes,
-    ask,
-    must,
-    pair,
-    tenant: tenant['tenant_id'] as string,
-    /** What opens the door of each guard. */
-    credentials: {
-      user: { authorization: `Bearer ${pair['access_token']}` },
-      caller: { authorization: `Bearer ${pair['access_token']}` },
-      admin,
-      'tenant-key': { authorization: `Bearer ${tenant['raw_api_key']}` }
-    } as Readonly<Record<string, Headers>>
-  }
-}
 
 const pathOf = ({ path }: Route, params: Readonly<Record<string, string>> = {}): string =>
   path.replaceAll(/\{(\w+)\}/g, (_, name: string) => encodeURIComponent(params[name] ?? 'x'))
@@ -100,13 +19,18 @@ const wellFormed = (text: string): string => text.replaceAll(/\p{Surrogate}/gu, 
 const nameOf = ({ method, path }: Route): string => `${method} ${path}`
 
 t.test('every route of the shipped program is guarded, but for those that are meant for everyone', async (t) => {
-  const { routes } = await start(t)
+  const { routes } = await startShipped(t)
   t.ok(routes.length > 40, `${routes.length} routes`)
   const open = routes.filter(({ guard }) => guard === undefined).map(nameOf)
-  const meant =
-    /^(?:POST \/api\/auth\/(?:register|login|refresh|logout)|GET \/(?:health(?:\/detailed)?|config\/info|openapi\.json|\.well-known\/[\w/-]+))$/
+  const meant = [
+    /^POST \/api\/auth\/(?:register|login|refresh|logout)$/,
+    /^GET \/(?:health(?:\/\w+)?|ready|config\/info|openapi\.json|\.well-known\/[\w/-]+)$/,
+    // Those that the contract opens, with secrets of their own.
+    /^GET \/api\/agents$/,
+    /^[A-Z]+ \/api\/(?:webhooks|oauth|events)\//
+  ]
   t.strictSame(
-    open.filter((name) => !meant.test(name)),
+    open.filter((name) => !meant.some((pattern) => pattern.test(name))),
     []
   )
   t.strictSame(
@@ -122,7 +46,7 @@ t.test('every route of the shipped program is guarded, but for those that are me
 })
 
 t.test('AUTH-02: no forged, bent or swollen token opens any route, whichever guard it stands behind', async (t) => {
-  const { routes, lines, ask, pair, tenant, credentials } = await start(t)
+  const { routes, lines, ask, pair, tenant, credentials } = await startShipped(t)
   const guarded = routes.filter(({ guard }) => guard !== undefined)
   const nowSeconds = Math.floor(Date.now() / 1000)
   const claims = {
@@ -240,7 +164,7 @@ const file = process.env['NAUGHTY_STRINGS']
 const strings = [...naughtyStrings, ...(file === undefined ? [] : (JSON.parse(readFileSync(file, 'utf8')) as string[]))]
 
 t.test(`${strings.length} odd texts in every field, parameter and header end in no error of ours`, async (t) => {
-  const { kernel, routes, lines, ask, tenant, credentials } = await start(t)
+  const { kernel, routes, lines, ask, tenant, credentials } = await startShipped(t)
   const failures: string[] = []
   const places = new Set<string>()
   /** All of them at once, in one place. */
@@ -302,7 +226,7 @@ t.test(
   'every text of JSONTestSuite as a body: what is no JSON is refused as such, the rest ends in no error of ours',
   { skip: data === undefined && 'HEARTWOOD_TEST_DATA is not set' },
   async (t) => {
-    const { routes, lines, ask, tenant, credentials } = await start(t)
+    const { routes, lines, ask, tenant, credentials } = await startShipped(t)
     const folder = join(data as string, 'corpora/json/test_parsing')
     const taking = routes.filter(({ body, path }) => body !== undefined && ours.test(path))
     const failures: string[] = []
