@@ -1,5 +1,5 @@
 import { setImmediate } from 'node:timers/promises'
-import { type Awaitable, CodedError } from '../../kernel/index.ts'
+import { type Awaitable, CodedError, isCoded } from '../../kernel/index.ts'
 import type { Key, RangeOptions, Store, Transaction } from '../store/types.ts'
 import type { Batch } from './batch.ts'
 import { timeOf } from './execution-id.ts'
@@ -148,10 +148,14 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
   }
 
   async function reserve(tx: Transaction, key: Key, mine: Reservation): Promise<boolean> {
-    if ((await tx.get(finished, key)) !== undefined || (await tx.get(open, key)) !== undefined) throw taken()
     const count = await countOf(tx, key)
     if (count >= maxIds) return false
-    tx.put(open, key, mine)
+    try {
+      // Whoever asks has found no answer, and no one else in this process has the id.
+      tx.put(open, key, mine, 0)
+    } catch (error) {
+      throw isCoded(error, 'STORE_CONFLICT') ? taken() : error
+    }
     setCount(tx, key[0]!, count + 1)
     return true
   }
