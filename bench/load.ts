@@ -74,7 +74,8 @@ export async function sendOnce(port: number, request: Uint8Array): Promise<HttpR
 }
 
 export interface LoadOptions {
-  readonly request: Uint8Array
+  /** The same each time, or what makes the next one. */
+  readonly request: Uint8Array | (() => Uint8Array)
   /** Keep-alive connections, each with one request in flight. */
   readonly connections?: number
   readonly seconds?: number
@@ -137,7 +138,7 @@ async function openLoad(port: number, { request, connections = 64 }: LoadOptions
     const fire = () => {
       inFlight++
       sentAt = performance.now()
-      socket.write(request)
+      socket.write(typeof request === 'function' ? request() : request)
     }
     const socket = await open(port, (chunk) => {
       const bytes = rest === undefined ? chunk : Buffer.concat([rest, chunk])

@@ -7,6 +7,7 @@ import { type Bench, renderTable, runBench, writeResult } from './runner.ts'
 const files = [
   'kernel',
   'http-floor',
+  'durable',
   'mcp',
   'auth',
   'metered',
