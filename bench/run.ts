@@ -19,7 +19,8 @@ const files = [
   'swap',
   'reload',
   'retrieval',
-  'vectors'
+  'vectors',
+  'ingest'
 ]
 
 const asked = process.argv.slice(2)

@@ -1,6 +1,6 @@
 import { createRequire } from 'node:module'
 import t from 'tap'
-import { definePlugin } from '../../kernel/index.ts'
+import { type CodedError, definePlugin } from '../../kernel/index.ts'
 import { createVectorCache } from '../../plugins/embeddings/cache.ts'
 import type { Encoder } from '../../plugins/embeddings/encoder.ts'
 import embeddings from '../../plugins/embeddings/index.ts'
@@ -385,9 +385,9 @@ t.test('a server that is busy or breaks is asked again, as it says', async (t) =
 t.test('a refusal is not asked again, and tells no key', async (t) => {
   const { server, service } = await startServer(t, { api_key: 'the-secret-key' })
   server.enqueue(json({ error: 'bad key the-secret-key' }, { status: 401 }))
-  const error = (await service.embed(['a']).catch((error: unknown) => error)) as { code: string; detail: unknown }
+  const error = (await service.embed(['a']).catch((error: unknown) => error)) as CodedError
   t.match(error, { code: 'EMBEDDINGS_UNAVAILABLE', message: /embedding model 'far'/ })
-  t.notMatch(JSON.stringify([error.detail, String(error)]), /the-secret-key/)
+  t.notMatch(JSON.stringify([error.detail, error.message]), /the-secret-key/)
   server.enqueue({ status: 302, headers: { location: 'http://127.0.0.1:1/' }, steps: [] })
   await t.rejects(service.embed(['a']), { code: 'EMBEDDINGS_UNAVAILABLE', detail: { reason: /status 302/ } })
   t.equal(server.requests.length, 2)
