@@ -107,6 +107,7 @@ export default definePlugin({
       analyser,
       encoder: createEncoder(embeddings, config.embedding_model === '' ? undefined : config.embedding_model),
       state,
+      turns: new Map(),
       // Windows that did not move on would never end.
       chunks: { strategy, size, overlap: Math.min(overlap, size - 1) },
       now: Date.now,

@@ -36,6 +36,8 @@ export interface IngestParts {
   readonly vectors: VectorIndex
   readonly encoder: Encoder
   readonly state: RagState
+  /** The last write of a document into a collection, by owner and name; the next waits for it. */
+  readonly turns: Map<string, Promise<unknown>>
   readonly chunks: ChunkOptions
   readonly now: () => number
   readonly newId: () => string
@@ -189,6 +191,18 @@ async function runTask<T>(
   }
 }
 
+/** Documents of one collection write the same records: racing, each would write all of itself again for every other. */
+async function inTurn<R>(turns: IngestParts['turns'], name: string, work: () => Promise<R>): Promise<R> {
+  const mine = (turns.get(name) ?? Promise.resolve()).then(work)
+  const ended = mine.catch(() => {})
+  turns.set(name, ended)
+  try {
+    return await mine
+  } finally {
+    if (turns.get(name) === ended) turns.delete(name)
+  }
+}
+
 /** What belongs to the chunks of a document from one on. */
 interface Piece {
   readonly at: number
@@ -296,14 +310,16 @@ async function attempt(
   if (count <= smallDocument) {
     const { segment, vectors } = await prepare(0)
     throwIfAborted(signal)
-    const replaced = await store.atomically(async (tx) => {
+    const turn = JSON.stringify(keyOf(owner, document.collection))
+    const write = async (tx: Transaction): Promise<number> => {
       const first = await text.reserve(tx, collectionId, count)
       const replaced = await show(tx, first, vectors?.[0]?.length ?? 0)
       await text.add(tx, collectionId, first, segment)
       if (space !== undefined && vectors !== undefined) await vectorIndex.add(tx, space, first, vectors)
       for (let at = 0; at < count; at++) tx.put(kept.chunks, [collectionId, first + at], chunkRecord(at))
       return replaced
-    }, durable)
+    }
+    const replaced = await inTurn(parts.turns, turn, () => store.atomically(write, durable))
     tell(count)
     return done(replaced)
   }
