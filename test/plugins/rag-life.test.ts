@@ -146,6 +146,17 @@ t.test('what a process that ended left behind is taken away at the next start', 
   t.strictSame(left, [])
 })
 
+t.test('a document that its thread dies under is refused, and nothing of it is kept', async (t) => {
+  const house = await startRag(t, { encoder: undefined })
+  const user = house.user()
+  await house.kernel.update('workers', { pools: { rag: { max_heap_mb: 16 } } })
+  const reply = await user.ingest('heavy', lines(100_000, 'osmium'))
+  t.match(reply, { status: 503, body: { error: /^Service unavailable: .*nothing was kept/ } })
+  t.strictSame(await user.collections(), [])
+  await house.kernel.update('workers', {})
+  t.equal((await user.ingest('heavy', lines(200, 'osmium'))).status, 200)
+})
+
 // ---- models
 
 t.test('without an encoder words are found, and what needs one is refused', async (t) => {
