@@ -558,6 +558,16 @@ t.test('a counter that a transaction read is checked at its commit', async (t) =
   t.equal(await value(store, 'quota', ['t']), 6)
 })
 
+t.test('files that can be made again have a folder of their own', async (t) => {
+  const dataFolder = t.testdir()
+  const store = (await startHouse(t, [], { ...bare, dataFolder })).services('store')
+  const path = await store.scratch('rag')
+  t.equal(path, join(dataFolder, 'scratch', 'rag'))
+  t.equal(statSync(path).mode & 0o777, 0o700)
+  t.equal(await store.scratch('rag'), path)
+  for (const name of ['', '..', 'a/b', 'A', '/etc']) await t.rejects(store.scratch(name), TypeError)
+})
+
 t.test('a secret is made once, kept in a file for its owner only, and found again', async (t) => {
   const folder = t.testdir()
   const house = await startHouse(t, [], { ...bare, dataFolder: folder })
