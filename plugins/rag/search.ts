@@ -45,8 +45,8 @@ const rerankDepth = 50
 const maxCollections = 64
 /** Of a query, for the encoder: no model reads more. */
 const encodedUnits = 8_000
-/** A search by words whose best hit scores less may have met mistyped ones. */
-const confidentScore = 0.6
+/** A search by words whose best hit scores less may have met mistyped ones. A higher bar costs clean queries. */
+const unsureScore = 0.3
 /** How often a search begins again when what it found was replaced meanwhile. */
 const mostTries = 16
 /** Queries after which a collection is trusted anew: until then the same search has the same scores. */
@@ -144,7 +144,7 @@ export function createSearcher(parts: SearchParts): Searcher {
 
   const lexical = async (id: string, { query }: CheckedRequest, depth: number, accept: Accept | undefined) => {
     const plain = await text.search(id, query, depth, accept)
-    const isSure = (plain.hits[0]?.score ?? 0) >= confidentScore
+    const isSure = (plain.hits[0]?.score ?? 0) >= unsureScore
     if (isSure) return { found: plain, corrections: [], name: 'bm25' as const, plain }
     const fuzzy = await searchFuzzy(text, analyser, id, query, depth, accept)
     const better = fuzzy.corrections.length > 0
