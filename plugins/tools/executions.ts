@@ -103,11 +103,12 @@ export function createExecutions(dependencies: {
     },
 
     async settle(executionId, settlement, by) {
+      if (!/^exec_[0-9a-f-]{36}$/.test(executionId)) throw unknown(executionId)
       const found = await findOpen(executionId)
       if (found === undefined) {
         const isKnown = [...claims.values()].some((claim) => claim.execution_id === executionId)
         if (isKnown || (await replay.isFinished(executionId))) throw notUncertain(executionId)
-        throw new CodedError('EXECUTIONS_UNKNOWN', `there is no execution '${executionId.slice(0, 64)}'`)
+        throw unknown(executionId)
       }
       const [key, reservation] = found
       const name = JSON.stringify(key)
@@ -152,6 +153,10 @@ function toUncertain(
     effect,
     startedAtMs: created_at_ms
   }
+}
+
+function unknown(executionId: string): CodedError {
+  return new CodedError('EXECUTIONS_UNKNOWN', `there is no execution '${executionId.slice(0, 64)}'`)
 }
 
 function notUncertain(executionId: string): CodedError {

@@ -90,7 +90,7 @@ const permissions: JsonSchema = {
 export const grantsSchema: JsonSchema = {
   type: 'object',
   default: {},
-  propertyNames: { minLength: 1, maxLength: 512 },
+  propertyNames: { minLength: 1, maxLength: 256 },
   additionalProperties: permissions,
   description: 'Permissions by principal: `user:<id>`, `tenant:<id>`, or `*` for every caller'
 }
@@ -118,7 +118,7 @@ type GrantsParams = { readonly principal: string }
 
 const principalParams = schemaOf<GrantsParams>({
   type: 'object',
-  properties: { principal: { type: 'string', minLength: 1, maxLength: 512 } }
+  properties: { principal: { type: 'string', minLength: 1, maxLength: 256 } }
 })
 
 /** What operators see and decide. */

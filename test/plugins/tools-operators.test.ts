@@ -126,7 +126,13 @@ t.test('operators', async (t) => {
       'settled already'
     )
     t.match(await settle(response.execution_id, { outcome: 'released' }), { status: 409 }, 'never uncertain')
-    t.match(await settle('exec_nobody', { outcome: 'released' }), { status: 404, body: { code: 'NOT_FOUND' } })
+    const nobody = ['exec_nobody', 'exec_00000000-0000-7000-8000-000000000000', 'x'.repeat(3_000), '%00', '😀']
+    for (const id of nobody) {
+      t.match(await settle(encodeURIComponent(id), { outcome: 'released' }), {
+        status: 404,
+        body: { code: 'NOT_FOUND' }
+      })
+    }
     t.strictSame((await admin('GET', 'carmy/executions?state=uncertain')).body, [])
 
     const rows = (
