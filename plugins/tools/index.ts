@@ -2,13 +2,18 @@ import { definePlugin, type Plugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../audit/types.ts'
 import type {} from '../http/types.ts'
 import type {} from '../store/types.ts'
+import { auditTool } from './audit-tool.ts'
 import { createExecutionIds } from './execution-id.ts'
 import { maxTimeoutMs } from './registry.ts'
 import { grantsSchema, routes } from './routes.ts'
 import { createSharedState, createTools, type Options } from './service.ts'
-import type {} from './types.ts'
+import type { Tool } from './types.ts'
 
-const config = schemaOf<Options>({
+interface Config extends Options {
+  readonly operators: readonly string[]
+}
+
+const config = schemaOf<Config>({
   type: 'object',
   additionalProperties: false,
   properties: {
@@ -57,7 +62,13 @@ const config = schemaOf<Options>({
       },
       description: 'Calls of one principal in one window; callers without a credential share one'
     },
-    log_executions: { type: 'boolean', default: true, description: 'One line in the log for each call' }
+    log_executions: { type: 'boolean', default: true, description: 'One line in the log for each call' },
+    operators: {
+      type: 'array',
+      items: { type: 'string', minLength: 1 },
+      default: [],
+      description: 'Principals that may use carmy_audit, such as "user:<id>"; without any there is no such tool'
+    }
   }
 })
 
@@ -95,6 +106,7 @@ export function toolsAt(now: () => number, monotonicMs: () => number): Plugin {
           if (tools.revision !== revision) queueMicrotask(() => ctx.events.emit('tools/changed'))
         }
       })
+      if (config.operators.length > 0) ctx.contribute('tools', auditTool(history, config.operators) as Tool)
       ctx.contribute('http.info', { name: 'tools', values: () => tools.list().map((tool) => tool.name) })
       ctx.contribute('http.routes', ...routes(history, executions, grants))
       ctx.setTimeout(() => parts.tend(), 0)

@@ -1,8 +1,9 @@
 import { type JsonSchema, schemaOf } from '../../kernel/index.ts'
 import type { ErrorMap, Request, Route } from '../http/types.ts'
+import { executionSchema, toSeconds, toWire } from './audit-tool.ts'
 import type { Executions, Settlement, UncertainExecution } from './executions.ts'
 import type { Actor, Grants, GrantsOf } from './grants.ts'
-import type { ExecutionRecord, History } from './history.ts'
+import type { History } from './history.ts'
 
 const base = '/api/admin/carmy'
 const maxLimit = 200
@@ -16,24 +17,7 @@ interface ExecutionsQuery {
   readonly state?: 'uncertain'
 }
 
-const execution: JsonSchema = {
-  $id: 'ToolExecution',
-  type: 'object',
-  required: ['execution_id', 'request_id', 'principal', 'session', 'tool', 'effect', 'status', 'started_at'],
-  properties: {
-    execution_id: { ...text, description: 'Of a replay, that of the first call' },
-    request_id: textOrNull,
-    principal: textOrNull,
-    session: textOrNull,
-    tool: text,
-    effect: { ...textOrNull, description: '`null` where there is no such tool' },
-    status: { enum: ['completed', 'failed', 'cancelled', 'timed_out', 'uncertain'] },
-    error_code: textOrNull,
-    duration_ms: { type: ['number', 'null'] },
-    started_at: { type: 'integer', description: 'Unix time in seconds' },
-    replayed: { type: 'boolean' }
-  }
-}
+const execution: JsonSchema = { $id: 'ToolExecution', ...executionSchema }
 
 const settled: JsonSchema = {
   type: 'object',
@@ -222,22 +206,6 @@ function actorOf({ principal, address, id }: Request<unknown>): Actor {
   return { actor: principal.id, address, requestId: id }
 }
 
-function toWire(record: ExecutionRecord): object {
-  return {
-    execution_id: record.executionId,
-    request_id: record.requestId ?? null,
-    principal: record.principal ?? null,
-    session: record.session ?? null,
-    tool: record.tool,
-    effect: record.effect ?? null,
-    status: record.status,
-    error_code: record.errorCode ?? null,
-    duration_ms: record.durationMs,
-    started_at: toSeconds(record.startedAtMs),
-    replayed: record.replayed
-  }
-}
-
 function uncertainToWire(execution: UncertainExecution): object {
   return {
     execution_id: execution.executionId,
@@ -252,8 +220,4 @@ function uncertainToWire(execution: UncertainExecution): object {
     started_at: toSeconds(execution.startedAtMs),
     replayed: false
   }
-}
-
-function toSeconds(ms: number): number {
-  return Math.floor(ms / 1_000)
 }

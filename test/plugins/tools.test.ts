@@ -343,6 +343,47 @@ t.test('the registry', async (t) => {
     t.equal(outcome(await run('echo', { text: 'a' })), 'completed')
   })
 
+  t.test('carmy_audit lists the last calls for operators, newest first', async (t) => {
+    const config = { operators: ['user:ann'] }
+    const { kernel, registry, run } = await startTools(t, fixtureTools, { config })
+    const listed = async (input: object) => {
+      const { data } = (await run('carmy_audit', input)).response
+      return (data as { executions: readonly { execution_id: string }[] }).executions
+    }
+    const calls = [await run('nope', {}, { requestId: 'r', caller: { principal: undefined, session: 's' } })]
+    for (let count = 0; count < 21; count += 1) calls.push(await run('echo', { text: 'a secret' }))
+    const newest = calls.map(({ response }) => response.execution_id).reverse()
+
+    const first = await listed({})
+    t.strictSame(
+      first.map(({ execution_id }) => execution_id),
+      newest.slice(0, 20)
+    )
+    t.notMatch(JSON.stringify(first), 'a secret')
+    t.match((await listed({ limit: 0 })).length, 1)
+    t.match((await listed({ limit: 1_000_000 })).at(-1), {
+      request_id: 'r',
+      principal: null,
+      session: 's',
+      tool: 'nope',
+      effect: null,
+      status: 'failed',
+      error_code: 'TOOL_NOT_FOUND',
+      replayed: false
+    })
+    for (const principal of ['user:bob', 'tenant:user:ann']) {
+      t.equal(outcome(await run('carmy_audit', {}, { caller: { principal } })), 'FORBIDDEN')
+    }
+    t.not(outcome(await run('carmy_audit', {}, { caller: { principal: undefined } })), 'completed')
+    t.match(registry.get('carmy_audit'), { effect: 'read', idempotent: false, parallel_safe: true })
+
+    const { revision } = registry
+    await kernel.update('tools', { ...config, timeout_ms: 5_000 })
+    t.equal(registry.revision, revision, 'a swap of the registry leaves its own tool as it is')
+    await kernel.update('tools', {})
+    t.equal(registry.get('carmy_audit'), undefined, 'only where the program says so')
+  })
+
   t.test('loses the tools of a plugin that is retired, in the same step', async (t) => {
     const { kernel, registry, run } = await startTools(t)
 
