@@ -4,9 +4,8 @@ import { dirname, relative, resolve } from 'node:path'
 import { parseArgs } from 'node:util'
 import { createLoader } from './authoring/start.ts'
 import { isCoded, messageOf } from './kernel/errors.ts'
-import { checkProgram, type HostOptions, type ProgramHost, startKernel } from './kernel/host.ts'
+import { checkProgram, type HostOptions, planProgram, type ProgramHost, startKernel } from './kernel/host.ts'
 import { createJsonLogger, type Logger, type LogLevel } from './kernel/log.ts'
-import { planSteps } from './kernel/plan.ts'
 import { resolveConfig } from './kernel/program.ts'
 import { isGroup } from './kernel/tree.ts'
 
@@ -195,14 +194,14 @@ async function validate(flags: Flags): Promise<void> {
 }
 
 async function plan(flags: Flags): Promise<void> {
-  const wanted = await checkProgram(hostOptions(flags, flags.program))
-  const current = flags.from === undefined ? undefined : await checkProgram(hostOptions(flags, flags.from))
-  const steps = planSteps(current?.entries ?? [], wanted.entries)
-  for (const step of steps)
-    print(`${step.action.padEnd(14)} ${step.id} (${'to' in step ? step.to.plugin : step.from.plugin})\n`)
-  const groups = wanted.entries.filter(isGroup).length
-  const off = wanted.entries.filter((entry) => entry.disabled).length
-  print(`${steps.length} steps; ${wanted.entries.length} entries, ${groups} of them groups, ${off} disabled\n`)
+  const from = flags.from === undefined ? undefined : await checkProgram(hostOptions(flags, flags.from))
+  const { program, steps } = await planProgram(hostOptions(flags, flags.program), from)
+  const pluginOf = (id: string) =>
+    [program, from].flatMap((each) => each?.entries ?? []).find((entry) => entry.id === id)
+  for (const { id, action } of steps) print(`${action.padEnd(14)} ${id} (${pluginOf(id)?.plugin})\n`)
+  const groups = program.entries.filter(isGroup).length
+  const off = program.entries.filter((entry) => entry.disabled).length
+  print(`${steps.length} steps; ${program.entries.length} entries, ${groups} of them groups, ${off} disabled\n`)
 }
 
 async function plugin(flags: Flags, [verb, name, ...rest]: readonly string[]): Promise<void> {

@@ -14,6 +14,7 @@ import type {
   EventsService,
   FiberStatus,
   KernelControl,
+  PendingStep,
   Renamed
 } from './control.ts'
 import { type ProgramEdit, writeProgramFile } from './edit.ts'
@@ -89,6 +90,20 @@ interface DirectService {
 export async function checkProgram(options: Omit<HostOptions, 'log'>): Promise<Program> {
   const host = new ProgramHost({ ...options, log: silentLogger })
   return (await host.prepareAll(await host.read())).program
+}
+
+/**
+ * The steps to a program, from another or from nothing, as a running server would take them: what a plugin looks up
+ * without naming it in its manifest is known only there.
+ * @throws CodedError `PROGRAM_INVALID`
+ */
+export async function planProgram(
+  options: Omit<HostOptions, 'log'>,
+  from?: Program
+): Promise<{ readonly program: Program; readonly steps: readonly PendingStep[] }> {
+  const host = new ProgramHost({ ...options, log: silentLogger })
+  const { program } = await host.prepareAll(await host.read())
+  return { program, steps: shownSteps(host.stepsFrom(from?.entries ?? [], program.entries)) }
 }
 
 /**
@@ -291,6 +306,16 @@ export class ProgramHost {
       this.#privateRealms.set(id, realm)
     }
     return realm
+  }
+
+  /** @param wanted of a program that was prepared; `current` does not run here */
+  stepsFrom(current: readonly Entry[], wanted: readonly Entry[]): readonly Step[] {
+    const scope = (entry: Entry, entries: readonly Entry[]) => this.#scope(entry, entries)
+    const sees = ({ plugin }: Entry) => {
+      const { inject = [], optional = [], provides = [] } = this.#code.get(plugin) ?? {}
+      return [...inject, ...optional, ...provides]
+    }
+    return planSteps(current, wanted, { before: scope, after: scope, sees, renamed: [] })
   }
 
   #plan(current: readonly Entry[], wanted: readonly Entry[], renamed: Renamed = []): readonly Step[] {

@@ -126,6 +126,25 @@ t.test(
   }
 )
 
+t.test('plan prints the steps from one program to another, also where only what is seen has changed', async (t) => {
+  const cwd = folder(t)
+  const before = readFileSync(join(cwd, 'program.toml'), 'utf8')
+  const after = before
+    .replace('precision = 6', 'precision = 3')
+    .replace('id = "chat"', 'id = "chat"\nisolate = { tools = "own" }')
+    .replace(/\[\[entry\]\]\nid = "agents:writer"[^]*$/, '')
+  writeFileSync(join(cwd, 'after.toml'), after)
+  const { code, stdout } = await run(t, ['plan', '--from', 'program.toml', '--program', 'after.toml'], { cwd })
+  t.equal(code, 0)
+  t.strictSame(stdout.split('\n').slice(0, 4), [
+    'rebuild-fiber  chat (chat)',
+    'update-config  tools:calc (calculator)',
+    'retire         agents:writer (agent)',
+    stdout.split('\n')[3]
+  ])
+  t.match(stdout, /^3 steps; \d+ entries/m)
+})
+
 t.test('what keeps a server from starting is one clear line and exit code 1', async (t) => {
   const taken = createServer().listen(0, '127.0.0.1')
   await new Promise((resolve) => taken.once('listening', resolve))
