@@ -5,7 +5,7 @@ import { parseArgs } from 'node:util'
 import { createLoader } from './authoring/start.ts'
 import { isCoded, messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, planProgram, type ProgramHost, startKernel } from './kernel/host.ts'
-import { createJsonLogger, type Logger, type LogLevel } from './kernel/log.ts'
+import { createJsonLogger, gatherLines, type Logger, type LogLevel } from './kernel/log.ts'
 import { resolveConfig } from './kernel/program.ts'
 import { isGroup } from './kernel/tree.ts'
 
@@ -135,7 +135,7 @@ async function start(
 ): Promise<{ host: ProgramHost; stop: () => void }> {
   const log = createJsonLogger({
     level: flags['log-level'] as LogLevel,
-    write: (line) => process.stderr.write(line),
+    write: gatherLines((lines) => process.stderr.write(lines)),
     readable: (stack) => options.loader.readable(stack)
   })
   // A plugin's stray error is that plugin's failure, not the end of everybody else's requests.

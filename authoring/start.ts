@@ -4,6 +4,7 @@ import { type CodeLoader, createCodeLoader } from '../kernel/code.ts'
 import { startKernel as startHost } from '../kernel/host.ts'
 import {
   createJsonLogger,
+  gatherLines,
   type Entry,
   type FiberStatus,
   type Logger,
@@ -63,7 +64,7 @@ export async function startKernel(options: StartOptions): Promise<RunningProgram
           },
     loader: withPlugins(createLoader(base.startsWith('file:') ? dirname(fileURLToPath(base)) : base), made),
     env,
-    log: options.log ?? createJsonLogger({ level: 'info', write: (line) => process.stderr.write(line) }),
+    log: options.log ?? createJsonLogger({ level: 'info', write: gatherLines((lines) => process.stderr.write(lines)) }),
     ...(options.watch === true ? { watch: { settleMs: 200 } } : {})
   })
   const { kernel } = host

@@ -6,8 +6,8 @@ import type { Caller } from '../tools/types.ts'
 export function callerOf({ kind, id, permissions, session }: Principal): Caller {
   return {
     principal: kind === 'anonymous' ? undefined : kind === 'host' ? id : `${kind}:${id}`,
-    ...(permissions === undefined ? {} : { permissions }),
-    ...(session === undefined ? {} : { session })
+    permissions,
+    session
   }
 }
 

@@ -1,4 +1,4 @@
-import type { Logger } from '../../kernel/index.ts'
+import type { LogFields, Logger } from '../../kernel/index.ts'
 import type { Answer } from './answer.ts'
 import { statusOf } from './failures.ts'
 import type { Effect, ExecuteRequest, ExecutionResponse } from './types.ts'
@@ -23,10 +23,13 @@ export interface ExecutionRecord {
   readonly replayed: boolean
 }
 
+type Slot = { -readonly [K in keyof ExecutionRecord]: ExecutionRecord[K] }
+
 /** The last calls. Plain data, shared by all generations. */
 export interface HistoryState {
-  readonly records: ExecutionRecord[]
-  /** Where the next one goes, once there are as many as are kept. */
+  /** Written over once there are as many as are kept: records that die old are what a collector of garbage likes least. */
+  readonly records: Slot[]
+  /** Where the next one goes. */
   next: number
 }
 
@@ -35,32 +38,22 @@ export function createHistoryState(): HistoryState {
 }
 
 export interface History {
-  /** Keeps how a call ended, and logs one line. @param executionId of this call, also where it is a replay */
-  note(executionId: string, record: ExecutionRecord): void
+  /**
+   * Keeps how a call ended, and logs one line.
+   * @param executionId of this call, also where it is a replay
+   * @param effect of the tool, where there is one
+   * @param startedAtMs Unix time in milliseconds
+   */
+  note(
+    executionId: string,
+    request: ExecuteRequest,
+    effect: Effect | undefined,
+    answer: Answer,
+    startedAtMs: number,
+    durationMs: number
+  ): void
   /** Newest first. */
   list(page: { readonly limit: number; readonly offset: number }): readonly ExecutionRecord[]
-}
-
-export function recordOf(
-  { requestId, caller, tool }: ExecuteRequest,
-  effect: Effect | undefined,
-  answer: Answer,
-  startedAtMs: number,
-  durationMs: number
-): ExecutionRecord {
-  return {
-    executionId: answer.executionId,
-    requestId,
-    principal: caller.principal,
-    session: caller.session,
-    tool,
-    effect,
-    status: answer.category === undefined ? 'completed' : statusOf(answer.category),
-    errorCode: answer.code,
-    durationMs,
-    startedAtMs,
-    replayed: answer.replayed
-  }
 }
 
 /** @param isLogging whether calls that went well are worth a line */
@@ -70,14 +63,47 @@ export function createHistory(state: HistoryState, log: Logger, isLogging: boole
   const logsFailure = isLogging && log.level !== 'error' && log.level !== 'silent'
 
   return {
-    note(executionId, record) {
-      if (records.length < maxRecords) {
+    note(
+      executionId,
+      { requestId, caller, tool },
+      effect,
+      { executionId: first, category, code, replayed },
+      startedAtMs,
+      durationMs
+    ) {
+      const status = category === undefined ? 'completed' : statusOf(category)
+      const { principal, session } = caller
+      let record = records[state.next]
+      if (record === undefined) {
+        record = {
+          executionId: first,
+          requestId,
+          principal,
+          session,
+          tool,
+          effect,
+          status,
+          errorCode: code,
+          durationMs,
+          startedAtMs,
+          replayed
+        }
         records.push(record)
       } else {
-        records[state.next] = record
-        state.next = (state.next + 1) % maxRecords
+        record.executionId = first
+        record.requestId = requestId
+        record.principal = principal
+        record.session = session
+        record.tool = tool
+        record.effect = effect
+        record.status = status
+        record.errorCode = code
+        record.durationMs = durationMs
+        record.startedAtMs = startedAtMs
+        record.replayed = replayed
       }
-      if (record.errorCode === undefined) {
+      state.next = state.next === maxRecords - 1 ? 0 : state.next + 1
+      if (code === undefined) {
         if (logsSuccess) log.info('tool executed', fieldsOf(executionId, record))
       } else if (logsFailure) {
         log.warn('tool not executed', fieldsOf(executionId, record))
@@ -88,24 +114,27 @@ export function createHistory(state: HistoryState, log: Logger, isLogging: boole
       const found: ExecutionRecord[] = []
       for (let back = offset; back < records.length && found.length < limit; back += 1) {
         const index = (state.next - 1 - back + 2 * records.length) % records.length
-        found.push(records[index]!)
+        found.push({ ...records[index]! })
       }
       return found
     }
   }
 }
 
-function fieldsOf(execution_id: string, record: ExecutionRecord) {
-  const { requestId, tool, effect, status, durationMs, replayed, errorCode } = record
+function fieldsOf(
+  execution_id: string,
+  { requestId, tool, effect, status, durationMs, replayed, errorCode }: ExecutionRecord
+): LogFields {
+  // JSON leaves out what is undefined.
   return {
     execution_id,
-    ...(requestId === undefined ? {} : { request_id: requestId }),
+    request_id: requestId,
     // What a caller makes up may be long.
-    tool: tool.slice(0, 128),
-    ...(effect === undefined ? {} : { effect }),
+    tool: tool.length > 128 ? tool.slice(0, 128) : tool,
+    effect,
     status,
     duration_ms: durationMs,
     replayed,
-    ...(errorCode === undefined ? {} : { error_code: errorCode })
+    error_code: errorCode
   }
 }

@@ -89,7 +89,7 @@ export function toolsAt(now: () => number, monotonicMs: () => number): Plugin {
     config,
     async apply(ctx, config) {
       // The number stands for the shape of the state: code that keeps another one starts with its own.
-      const state = await ctx.resource('state', 2, createSharedState, () => {})
+      const state = await ctx.resource('state', 3, createSharedState, () => {})
       const { store, audit } = ctx.services
       const newExecutionId = createExecutionIds(now)
       const parts = createTools(config, { store, audit, state, log: ctx.log, now, monotonicMs, newExecutionId })

@@ -8,7 +8,7 @@ import { Call, type CallHost } from './call.ts'
 import { createExecutions, type Executions } from './executions.ts'
 import { cancelled, failureOf, invalidArguments } from './failures.ts'
 import { createGrants, createGrantsState, type Grants, type GrantsState } from './grants.ts'
-import { createHistory, createHistoryState, type History, type HistoryState, recordOf } from './history.ts'
+import { createHistory, createHistoryState, type History, type HistoryState } from './history.ts'
 import { createOnce } from './once.ts'
 import { createPolicies, type PolicyOptions, type Windows } from './policies.ts'
 import { createRegistry, type ListedTool, type RegistryState } from './registry.ts'
@@ -125,14 +125,25 @@ export function createTools(options: Options, dependencies: ToolsDependencies): 
     const startedAtMs = now()
     const startedMs = monotonicMs()
     const listed = registry.find(request.tool)
-    const conclude = (answer: Answer): Answer => {
-      const durationMs = Math.max(0, Math.round((monotonicMs() - startedMs) * 1_000) / 1_000)
-      history.note(id, recordOf(request, listed?.tool.effect, answer, startedAtMs, durationMs))
-      return answer
-    }
     request.listener?.({ event: 'execution.started', data: { execution_id: id, tool: request.tool } })
     const answer = run(request, listed, id)
-    return answer instanceof Promise ? answer.then(conclude) : conclude(answer)
+    if (answer instanceof Promise) {
+      return answer.then((answer) => conclude(id, request, listed, answer, startedAtMs, startedMs))
+    }
+    return conclude(id, request, listed, answer, startedAtMs, startedMs)
+  }
+
+  function conclude(
+    id: string,
+    request: ExecuteRequest,
+    listed: ListedTool | undefined,
+    answer: Answer,
+    startedAtMs: number,
+    startedMs: number
+  ): Answer {
+    const durationMs = Math.max(0, Math.round((monotonicMs() - startedMs) * 1_000) / 1_000)
+    history.note(id, request, listed?.tool.effect, answer, startedAtMs, durationMs)
+    return answer
   }
 
   function run(request: ExecuteRequest, listed: ListedTool | undefined, id: string): Awaitable<Answer> {

@@ -119,9 +119,9 @@ export interface ToolDescription {
 /** Who runs a tool. */
 export interface Caller {
   readonly principal: string | undefined
-  readonly session?: string
+  readonly session?: string | undefined
   /** Beside those that configuration and administrators grant to the principal. */
-  readonly permissions?: ReadonlySet<string>
+  readonly permissions?: ReadonlySet<string> | undefined
 }
 
 export interface ExecuteRequest {

@@ -20,7 +20,7 @@ t.test('execution ids', async (t) => {
   t.test('begin with the time, and are never the same', async (t) => {
     const clock = new Clock()
     const newId = createExecutionIds(clock.now)
-    const ids = Array.from({ length: 1_000 }, newId)
+    const ids = Array.from({ length: 70_000 }, newId)
     clock.ms += 1
     const later = newId()
 
