@@ -35,6 +35,8 @@ export interface Jobs {
 
 /** Jobs that have ended, of one owner, which are kept. */
 const keptJobs = 100
+/** An id of ours has fewer; what is longer may be too long for a key. */
+const maxIdChars = 64
 
 export function createJobs(parts: {
   readonly store: Store
@@ -105,7 +107,7 @@ export function createJobs(parts: {
     },
 
     async find(owner, id) {
-      const job = (await store.get<Job>(kept.jobs, keyOf(owner, id)))?.value
+      const job = id.length > maxIdChars ? undefined : (await store.get<Job>(kept.jobs, keyOf(owner, id)))?.value
       if (job === undefined) throw new CodedError('RAG_JOB_UNKNOWN', `Job '${id.slice(0, 80)}' not found`)
       const progress = state.jobs.get(id)
       return job.state === 'running' && progress !== undefined ? { ...job, progress } : job
