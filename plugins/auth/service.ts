@@ -280,7 +280,12 @@ function isShort(password: string): boolean {
   return password.length <= maxPasswordBytes && Array.from(password.normalize('NFKC')).length < minPasswordLength
 }
 
+/** Whether it is refused unhashed: nobody can have chosen it. */
+export function isTooLong(password: string): boolean {
+  return Buffer.byteLength(password) > maxPasswordBytes
+}
+
 /** @returns the form that is hashed: the same however the device composes accents. `undefined` when it is too long */
 function normalisePassword(password: string): string | undefined {
-  return Buffer.byteLength(password) <= maxPasswordBytes ? password.normalize('NFKC') : undefined
+  return isTooLong(password) ? undefined : password.normalize('NFKC')
 }
