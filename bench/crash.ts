@@ -14,7 +14,7 @@ const coldStartsPerRound = 10
 const mostRequests = 60
 const adminSecret = 'the admin secret of the bench'
 
-/** @returns the server, and the time from its start to its first 200 */
+/** @returns the server, and the time from its start until it is ready */
 async function start(folder: string): Promise<readonly [ServerProcess, number]> {
   const startedAt = performance.now()
   const program = join(projectFolder, 'program.toml')
@@ -24,8 +24,11 @@ async function start(folder: string): Promise<readonly [ServerProcess, number]> 
     cores: 'all',
     cwd: projectFolder
   })
-  const { status } = await sendOnce(server.port, httpRequest('GET', '/health'))
-  if (status !== 200) throw new Error(`/health answered ${status}`)
+  // It listens, and answers /health, before all of its plugins run.
+  for (let status = 0; status !== 200; ) {
+    ;({ status } = await sendOnce(server.port, httpRequest('GET', '/ready')))
+    if (status !== 200 && status !== 404 && status !== 503) throw new Error(`/ready answered ${status}`)
+  }
   return [server, performance.now() - startedAt]
 }
 
@@ -86,7 +89,7 @@ export default defineBench({
     `the shipped program under registrations, refreshes, key creations and metered turns of clients that never retry, killed with SIGKILL ` +
     `after 1 to ${mostRequests} acknowledgements, ${killsPerRound} times a round on the same data; beside it starts on an empty folder`,
   figures: {
-    startMs: 'start to first 200, ms',
+    startMs: 'start until ready, ms',
     longestMs: 'longest of them, ms',
     kills: 'kills',
     lost: 'acknowledged and missing',
