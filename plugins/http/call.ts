@@ -8,6 +8,7 @@ import { codeOf, messageFor, toProblem } from './problems.ts'
 import { parseQuery, type Query } from './query.ts'
 import type { Endpoint } from './router.ts'
 import { BytesFeed, EventFeed, type Feed, Outlet } from './stream.ts'
+import type { ParsedLong } from './tasks/parse-json.ts'
 import type { BodyReader, Exchange, ExchangeListener } from './transport.ts'
 import type { Guard, Principal, Problem, Reply, Request } from './types.ts'
 
@@ -18,6 +19,8 @@ const jsonType = /^application\/(?:[\w!#$&^.+-]+\+)?json[ \t]*(?:;|$)/i
 const foreignCharset = /;[ \t]*charset[ \t]*=[ \t]*(?!"?utf-8)/i
 /** A refused body of up to this size is read to its end, so that the client gets to see why; a longer one is cut. */
 const maxDiscardedBytes = 64 * 1024 * 1024
+/** To parse as much takes some milliseconds; a way through a thread about one. */
+const longBytes = 256 * 1024
 
 /**
  * One request on its way: found, let in, checked, handled, answered. It is also the {@link Request} its handler sees.
@@ -31,6 +34,7 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
   params: Readonly<Record<string, string>> = {}
   query: unknown
   body: unknown
+  longText: Uint16Array | undefined
   rawBody: Uint8Array | undefined
   principal: Principal = nobody
   readonly #dispatcher: Dispatcher
@@ -169,7 +173,7 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
       received = new Promise((resolve) => {
         this.#onBody = resolve
       })
-      this.#exchange.readBody(this.#maxBodyBytes, this)
+      this.#readBody()
     }
     try {
       this.principal = await principal
@@ -194,7 +198,7 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
     if (!(this.#endpoint as Endpoint).readsBody) return this.#handle()
     if (this.#exchange.bodyLength === 0) return this.#handleBody(noBytes)
     this.#hold()
-    this.#exchange.readBody(this.#maxBodyBytes, this)
+    this.#readBody()
   }
 
   /** Checks what can be checked without the body. */
@@ -238,8 +242,15 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
     return (this.#endpoint as Endpoint).route.maxBodyBytes ?? this.#dispatcher.options.maxBodyBytes
   }
 
+  #readBody(): void {
+    const shared = (this.#endpoint as Endpoint).route.longText !== undefined
+    // What comes chunked tells no length.
+    const { bodyLength } = this.#exchange
+    this.#exchange.readBody(this.#maxBodyBytes, this, shared && (bodyLength < 0 || bodyLength >= longBytes))
+  }
+
   onBody(bytes: Uint8Array): void {
-    if (this.#onBody !== undefined) return this.#onBody(new Uint8Array(bytes))
+    if (this.#onBody !== undefined) return this.#onBody(owned(bytes))
     try {
       this.#handleBody(bytes)
     } catch (error) {
@@ -261,10 +272,31 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
     const { checks, route } = this.#endpoint as Endpoint
     if (route.rawBody === true) this.rawBody = new Uint8Array(bytes)
     if (checks.body !== undefined) {
+      if (route.longText !== undefined && bytes.length >= longBytes) {
+        const parsing = this.#dispatcher.options.parseInThread(owned(bytes), route.longText)
+        if (parsing !== undefined) {
+          this.#hold()
+          this.#working += 1
+          return void this.#handleLater(parsing)
+        }
+      }
       this.body = bytes.length === 0 && route.bodyOptional === true ? {} : parseJson(bytes)
       if (!this.#isValid(checks.body(this.body))) return
     }
     this.#handle()
+  }
+
+  async #handleLater(parsing: Promise<ParsedLong>): Promise<void> {
+    try {
+      const { value, text } = await parsing
+      this.body = value
+      this.longText = text
+      const check = (this.#endpoint as Endpoint).checks.body
+      if (!this.#exchange.isOver && (check === undefined || this.#isValid(check(this.body)))) this.#handle()
+    } catch (error) {
+      this.#fail(error)
+    }
+    this.#endWork()
   }
 
   // Handled and answered.
@@ -473,6 +505,11 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
 
 function clientGone(): CodedError {
   return new CodedError('CLIENT_GONE', 'the client left before it had its answer')
+}
+
+/** Bytes that stay when the call that brought them returns. */
+function owned(bytes: Uint8Array): Uint8Array {
+  return bytes.buffer instanceof SharedArrayBuffer ? bytes : new Uint8Array(bytes)
 }
 
 function isPromise<T>(value: Awaitable<T>): value is Promise<T> {

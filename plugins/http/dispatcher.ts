@@ -9,6 +9,7 @@ import { LocalExchange } from './local.ts'
 import type { RateLimits } from './rate-limits.ts'
 import type { CompiledRoutes } from './route-checks.ts'
 import { RouteTable } from './router.ts'
+import type { ParsedLong } from './tasks/parse-json.ts'
 import type { Exchange, Handler } from './transport.ts'
 import type { DispatchReply, DispatchRequest, FetchOptions, Guard, Route } from './types.ts'
 
@@ -28,6 +29,12 @@ export interface DispatcherOptions {
   readonly proxies: TrustedProxies
   /** Left out when nothing is limited. */
   readonly rateLimits: RateLimits | undefined
+  /**
+   * Parses a long body in a thread, as `parseJson` would here; `undefined` while there are no threads.
+   * @param bytes not borrowed
+   * @param member that may be a long text
+   */
+  readonly parseInThread: (bytes: Uint8Array, member: string) => Promise<ParsedLong> | undefined
   /** For routes that set no limit of their own. */
   readonly maxBodyBytes: number
   readonly keepAliveIntervalMs: number

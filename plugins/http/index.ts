@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { type Contribution, definePlugin, schemaOf } from '../../kernel/index.ts'
+import { CodedError, type Contribution, definePlugin, isCoded, schemaOf } from '../../kernel/index.ts'
 import { TrustedProxies } from './client-address.ts'
 import { Cors } from './cors.ts'
 import { Dispatcher, guardsOf } from './dispatcher.ts'
@@ -9,7 +9,9 @@ import { openServer, type TransportChoice } from './listen.ts'
 import { embeddedRoutes, ownRoutes } from './own-routes.ts'
 import { createRateState, type RateLimitConfig, RateLimits } from './rate-limits.ts'
 import { CompiledRoutes } from './route-checks.ts'
+import type {} from '../workers/types.ts'
 import type { HealthCheck, Http, InfoPart } from './types.ts'
+import type { ParsedLong, ParseInput } from './tasks/parse-json.ts'
 import { mountUws } from './uws.ts'
 
 export interface Config {
@@ -116,10 +118,13 @@ const config = schemaOf<Config>({
   }
 })
 
+/** Of a long text with some facts beside it. More would take time to be handed over by a thread. */
+const maxLongValues = 10_000
+
 export default definePlugin({
   name: 'http',
   essential: true,
-  optional: ['kernel'],
+  optional: ['kernel', 'workers'],
   provides: ['http'],
   config,
   async apply(ctx, config) {
@@ -163,6 +168,15 @@ export default definePlugin({
       compiled,
       proxies,
       rateLimits: RateLimits.create(config.rate_limit, rates, () => performance.now()),
+      parseInThread(bytes, member) {
+        const { workers } = ctx.services
+        const input: ParseInput = { bytes, member, maxValues: maxLongValues }
+        return workers?.run<ParsedLong>('http/parse-json', input).catch((error: unknown) => {
+          if (!isCoded(error) || !/^WORKERS_(CRASHED|ABORTED)$/.test(error.code)) throw error
+          const message = 'the thread that read the body ended; nothing was done: try again'
+          throw new CodedError('HTTP_BODY_UNREAD', message, { cause: error })
+        })
+      },
       maxBodyBytes: config.max_body_bytes,
       keepAliveIntervalMs: config.keep_alive_interval_ms,
       stallTimeoutMs: config.stall_timeout_ms
@@ -197,6 +211,11 @@ export default definePlugin({
         // Its own routes leave before anything else when this generation goes away with no other in its place.
         if (!now.some(({ item }) => item === own[0])) stop()
       }
+    })
+    ctx.contribute('workers.tasks', {
+      name: 'http/parse-json',
+      pool: 'bodies',
+      module: new URL('./tasks/parse-json.js', import.meta.url).href
     })
     ctx.contribute('http.routes', ...own)
     if (address !== undefined) {

@@ -8,7 +8,8 @@ import {
   notReady,
   type Server,
   type ServerLimits,
-  type Sink
+  type Sink,
+  SharedBody
 } from './transport.ts'
 
 /** The times are as close as can be to what uWebSockets.js has built in. */
@@ -134,19 +135,28 @@ class NodeExchange extends Exchange {
     return (this.#incoming.socket.remoteAddress ?? '').replace(/^::ffff:(?=\d+\.)/, '')
   }
 
-  readBody(maxBytes: number, reader: BodyReader): void {
-    if (this.bodyLength > maxBytes) return reader.onTooLarge()
+  readBody(maxBytes: number, reader: BodyReader, shared = false): void {
+    const declared = this.bodyLength
+    if (declared > maxBytes) return reader.onTooLarge()
     const chunks: Buffer[] = []
+    let gathered = shared ? new SharedBody(declared >= 0 ? declared : maxBytes) : undefined
     let size = 0
     this.#incoming.on('data', (chunk: Buffer) => {
       if (size > maxBytes || this.isOver) return
       size += chunk.length
-      if (size <= maxBytes) return void chunks.push(chunk)
+      if (size <= maxBytes) {
+        if (gathered === undefined) chunks.push(chunk)
+        else gathered.append(chunk)
+        return
+      }
       chunks.length = 0
+      gathered = undefined
       reader.onTooLarge()
     })
     this.#incoming.on('end', () => {
-      if (size <= maxBytes && !this.isOver) reader.onBody(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks))
+      if (size > maxBytes || this.isOver) return
+      if (gathered !== undefined) reader.onBody(gathered.bytes)
+      else reader.onBody(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks))
     })
   }
 

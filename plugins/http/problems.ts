@@ -38,6 +38,7 @@ const commonErrors: Readonly<
   Record<string, { readonly status: number; readonly code?: string; readonly message: string }>
 > = {
   HTTP_BODY_INVALID: { status: 400, message: '' },
+  HTTP_BODY_UNREAD: { status: 503, message: '' },
   HTTP_QUERY_INVALID: { status: 400, message: '' },
   WORKERS_BUSY: { status: 503, message: 'too much work is waiting already; try again later' },
   STORE_FAILED: { status: 500, code: 'DATABASE_ERROR', message: 'the data could not be read or written' },

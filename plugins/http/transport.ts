@@ -7,8 +7,39 @@ export interface ExchangeListener {
   onOver(): void
 }
 
+/** What ES2024 adds, which every Node from 20 on has. */
+interface GrowableMemory extends SharedArrayBuffer {
+  grow(bytes: number): void
+}
+const GrowableMemory = SharedArrayBuffer as unknown as new (
+  bytes: number,
+  options: { readonly maxByteLength: number }
+) => GrowableMemory
+
+/**
+ * A body that is gathered in memory that threads share: nobody has to copy it again. The memory grows with it, since to
+ * fill it all with zeros at once takes as long as a copy.
+ */
+export class SharedBody {
+  readonly #memory: GrowableMemory
+
+  constructor(maxBytes: number) {
+    this.#memory = new GrowableMemory(0, { maxByteLength: maxBytes })
+  }
+
+  append(chunk: Uint8Array): void {
+    const used = this.#memory.byteLength
+    this.#memory.grow(used + chunk.byteLength)
+    new Uint8Array(this.#memory, used).set(chunk)
+  }
+
+  get bytes(): Uint8Array {
+    return new Uint8Array(this.#memory)
+  }
+}
+
 export interface BodyReader {
-  /** The whole body. The bytes are borrowed: they are gone when the call returns. */
+  /** The whole body. The bytes are borrowed: they are gone when the call returns, unless they are in shared memory. */
   onBody(bytes: Uint8Array): void
   /** It is longer than allowed; what is left of it is thrown away as it comes. */
   onTooLarge(): void
@@ -73,7 +104,8 @@ export abstract class Exchange {
   /** Address of the peer; empty when it has left. */
   abstract get address(): string
   /** Must be called in the turn in which the request came. Exactly one of the reader's methods is called, or none if the client leaves. */
-  abstract readBody(maxBytes: number, reader: BodyReader): void
+  /** @param shared asks for a body that comes in pieces to be gathered in shared memory */
+  abstract readBody(maxBytes: number, reader: BodyReader, shared?: boolean): void
   /**
    * Answers. The transport adds the id and the framing. A body of `undefined` has no length either: for 204, 304, and
    * HEAD on what would be a stream. The exchange is over when it returns, or, while a large body is still on its way,

@@ -46,6 +46,11 @@ export interface Request<P = Record<string, string>, Q = unknown, B = unknown> e
   readonly query: Q
   /** Parsed and checked against the route's schema; `undefined` where the route has none. */
   readonly body: B
+  /**
+   * The UTF-16 units of the member that the route names with `longText`, in memory that threads share: as a string, it
+   * would be copied here in one piece. Only of a long body; the member itself is empty then.
+   */
+  readonly longText?: Uint16Array | undefined
   /** The bytes of the body, only where the route asks with `rawBody`. */
   readonly rawBody: Uint8Array | undefined
   /**
@@ -122,6 +127,11 @@ export interface Route<P = Record<string, string>, Q = unknown, B = unknown, R =
   readonly body?: Schema<B>
   /** An absent body counts as `{}`. */
   readonly bodyOptional?: boolean
+  /**
+   * Names a member of the body that may be a long text. A body of 256 KiB and more is then parsed in a thread, where
+   * there are any, the text is handed over as `longText`, and one that holds more than 10,000 values is refused.
+   */
+  readonly longText?: string
   /** Hands over the bytes as well; without a `body` schema nothing is parsed. */
   readonly rawBody?: boolean
   /** Longest body in bytes; 1 MiB when left out. */

@@ -8,7 +8,8 @@ import {
   notReady,
   type Server,
   type ServerLimits,
-  type Sink
+  type Sink,
+  SharedBody
 } from './transport.ts'
 import type { MountTarget } from './types.ts'
 
@@ -204,10 +205,11 @@ class UwsExchange extends Exchange {
     return this.isOver ? '' : toAddress(new Uint8Array(this.#response.getRemoteAddress()))
   }
 
-  readBody(maxBytes: number, reader: BodyReader): void {
+  readBody(maxBytes: number, reader: BodyReader, shared = false): void {
     const declared = this.bodyLength
     if (declared > maxBytes) return reader.onTooLarge()
     let buffer: Uint8Array | undefined
+    let gathered = shared ? new SharedBody(declared >= 0 ? declared : maxBytes) : undefined
     let used = 0
     this.#response.onData((chunk, isLast) => {
       if (this.isOver || used > maxBytes) return
@@ -216,9 +218,14 @@ class UwsExchange extends Exchange {
       if (size > maxBytes) {
         used = size
         buffer = undefined
+        gathered = undefined
         reader.onTooLarge()
       } else if (isLast && used === 0) {
         reader.onBody(new Uint8Array(chunk))
+      } else if (gathered !== undefined) {
+        gathered.append(new Uint8Array(chunk))
+        used = size
+        if (isLast) reader.onBody(gathered.bytes)
       } else {
         buffer = grown(buffer, used, size, declared, maxBytes)
         buffer.set(new Uint8Array(chunk), used)

@@ -432,7 +432,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         termBlocks: firstTerms.length,
         wordBlocks,
         terms: async (number) => decodeTerms(await readPart<TermsPart>(index, entry.id, 'terms', number)),
-        words: async (number) => decodeWords(await readPart<WordsPart>(index, entry.id, 'words', number))
+        words: (number) => readPart<WordsPart>(index, entry.id, 'words', number)
       })
     }
     const first = Math.min(...entries.map((entry) => entry.first))

@@ -12,17 +12,16 @@ import {
   type DocumentRecord,
   findCollection,
   invalid,
-  isBlank,
   keyOf,
   kept,
   type LooseRecord,
-  shorten,
-  toWellFormed
+  shorten
 } from './records.ts'
 import { buildSegment, type Segment } from './segment.ts'
 import type { RagState } from './state.ts'
 import type { AnalyseInput } from './tasks/analyse.ts'
 import { type Cut, type CutInput, cutText } from './tasks/cut.ts'
+import { isBlank, textOf, toWellFormed } from './units.ts'
 import type { Analyser, Language } from './text.ts'
 import type { Ingested, IngestOptions, MetadataValue, NewDocument, Owner } from './types.ts'
 import type { StagedVectors, VectorIndex } from './vectors.ts'
@@ -48,7 +47,7 @@ export interface IngestParts {
 /** A document that was checked. */
 export interface CheckedDocument {
   readonly collection: string
-  readonly content: string
+  readonly content: string | Uint16Array
   readonly title: string | null
   readonly source: string | null
   readonly tags: readonly string[]
@@ -78,10 +77,12 @@ class CollectionChanged extends Error {}
 /** @throws CodedError `RAG_INVALID` */
 export function checkDocument(document: NewDocument, chunks: ChunkOptions = bestChunks): CheckedDocument {
   const collection = checkName(document.collection)
-  if (isBlank(document.content)) throw invalid('Content required')
+  const { content } = document
+  // What comes as units is looked at in a thread.
+  if (typeof content === 'string' && isBlank(content)) throw invalid('Content required')
   return {
     collection,
-    content: toWellFormed(document.content),
+    content: typeof content === 'string' ? toWellFormed(content) : content,
     title: checkField('title', document.title),
     source: checkField('source', document.source),
     tags: checkTags(document.tags ?? []),
@@ -165,9 +166,12 @@ async function cutDocument(
 ): Promise<CutDocument> {
   const input: CutInput = { text: content, options: chunks }
   const cut =
-    content.length <= smallText ? cutText(content, chunks) : await runTask<Cut>(workers, 'rag/cut', input, { signal })
+    content.length <= smallText
+      ? cutText(textOf(content), chunks)
+      : await runTask<Cut>(workers, 'rag/cut', input, { signal })
+  if (cut.isBlank) throw invalid('Content required')
   if (cut.places.length === 0) throw invalid('Content too small to chunk')
-  return { ...cut, language: analyser.detect(content.slice(0, smallText)) }
+  return { ...cut, language: analyser.detect(textOf(content, 0, smallText)) }
 }
 
 /** A thread may die under a task for reasons of its own: that is tried once more. */
@@ -225,7 +229,7 @@ async function attempt(
   const collectionId = found?.id ?? newId()
   const space = model === undefined ? undefined : (found?.vectors?.index ?? collectionId)
   const documentId = newId()
-  const chunkText = (at: number) => document.content.slice(places[at * 2], places[at * 2 + 1])
+  const chunkText = (at: number) => textOf(document.content, places[at * 2], places[at * 2 + 1])
 
   const prepare = async (at: number): Promise<Piece> => {
     throwIfAborted(signal)

@@ -5,8 +5,11 @@ import {
   decodePostings,
   type Part,
   type TermBlock,
-  type WordBlock
+  type WordsPart
 } from './segment.ts'
+
+/** Of them, one takes up to some tens of microseconds. */
+export const entriesAtOnce = 64
 
 /** A segment to be merged. */
 export interface MergeSource {
@@ -16,7 +19,7 @@ export interface MergeSource {
   readonly termBlocks: number
   readonly wordBlocks: number
   readonly terms: (number: number) => Promise<TermBlock>
-  readonly words: (number: number) => Promise<WordBlock>
+  readonly words: (number: number) => Promise<WordsPart>
 }
 
 export interface Merged {
@@ -28,7 +31,7 @@ export interface Merged {
 /**
  * Writes one segment of several, in the order of their ordinals, without what is dead.
  * @param first the ordinal from which those of the new segment count
- * @param breathe awaited between blocks
+ * @param breathe awaited between blocks, and every {@link entriesAtOnce} entries
  */
 export async function mergeSegments(
   sources: readonly MergeSource[],
@@ -46,7 +49,7 @@ export async function mergeSegments(
   const terms = createTermWriter((part) => parts.push(part))
   const gone = new Set<string>()
   const termCursors = sources.map((source) => cursorOver(source.termBlocks, source.terms, (block) => block.terms))
-  await inOrder(termCursors, (term, from) => {
+  await inOrder(termCursors, breathe, (term, from) => {
     const postings: number[] = []
     let sorted = true
     for (const at of from) {
@@ -68,7 +71,7 @@ export async function mergeSegments(
 
   const words = createWordWriter((part) => parts.push(part))
   const wordCursors = sources.map((source) => cursorOver(source.wordBlocks, source.words, entriesOf))
-  await inOrder(wordCursors, (entry, from) => {
+  await inOrder(wordCursors, breathe, (entry, from) => {
     if (!gone.has(entry.slice(entry.indexOf(' ') + 1))) {
       words.add(
         entry,
@@ -118,8 +121,8 @@ function byPlace(postings: readonly number[]): readonly number[] {
 }
 
 /** Words and their terms, as a word writer takes them. */
-function entriesOf(block: WordBlock): readonly string[] {
-  const words = block.text.split(' ')
+function entriesOf(block: WordsPart): readonly string[] {
+  const words = block.words.split(' ')
   return block.terms.split(' ').map((term, at) => `${words[at]!} ${term === '' ? words[at]! : term}`)
 }
 
@@ -163,10 +166,14 @@ function cursorOver<B>(
 /** Calls back for every entry once, in order, with the numbers of the cursors that stand on it. */
 async function inOrder<B>(
   cursors: readonly Cursor<B>[],
+  breathe: () => Promise<void>,
   take: (entry: string, from: readonly number[]) => Promise<void> | undefined
 ): Promise<void> {
-  for (const cursor of cursors) await cursor.advance()
-  for (;;) {
+  for (const cursor of cursors) {
+    await cursor.advance()
+    await breathe()
+  }
+  for (let seen = 1; ; seen++) {
     let least: string | undefined
     for (const { entry } of cursors) if (entry !== undefined && (least === undefined || entry < least)) least = entry
     if (least === undefined) return
@@ -176,7 +183,8 @@ async function inOrder<B>(
     if (taken !== undefined) await taken
     for (const at of from) {
       const read = cursors[at]!.advance()
-      if (read !== undefined) await read
+      if (read !== undefined) await read.then(breathe)
     }
+    if (seen % entriesAtOnce === 0) await breathe()
   }
 }

@@ -1,6 +1,7 @@
 import { CodedError } from '../../kernel/index.ts'
 import type { Reader, Versioned } from '../store/types.ts'
 import type { MetadataValue, Owner } from './types.ts'
+import { isBlank, toWellFormed } from './units.ts'
 
 /** Where the vectors of a collection are, and what made them. */
 export interface VectorSpace {
@@ -104,17 +105,6 @@ export function checkName(name: string): string {
   return name
 }
 
-/** Nothing in it can be seen. */
-export function isBlank(text: string): boolean {
-  return !/[^\s\p{Cf}\p{Cc}]/u.test(text)
-}
-
 export function shorten(text: string): string {
   return text.length > 80 ? `${toWellFormed(text.slice(0, 79))}…` : text
-}
-
-/** Halves of surrogate pairs, which no other text can hold, as replacement characters. */
-export function toWellFormed(text: string): string {
-  // Of ES2024; it takes no time for a text that is well-formed.
-  return (text as string & { toWellFormed(): string }).toWellFormed()
 }

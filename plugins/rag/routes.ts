@@ -239,11 +239,12 @@ export function routes(rag: RagService, face: Face, maxBodyBytes: number, log: L
       'answers at once with a job to ask about',
     ...common,
     body: ingestBody,
+    longText: 'content',
     maxBodyBytes,
     replies: { 200: ingestReply, 202: accepted },
     async handle(request: Request<object, unknown, IngestBody>) {
       const owner = ownerOf(request)
-      const document = toDocument(request.body)
+      const document = toDocument(request.body, request.longText)
       const units = document.content.length
       if (/\brespond-async\b/.test(request.header('prefer') ?? '')) {
         const id = await counted(request.principal, units, (check) => rag.ingestLater(owner, document, { check }))
@@ -416,10 +417,10 @@ async function inEvents(
   })()
 }
 
-function toDocument(body: IngestBody): NewDocument {
+function toDocument(body: IngestBody, longText: Uint16Array | undefined): NewDocument {
   return {
     collection: body.collection ?? '',
-    content: body.content ?? '',
+    content: longText ?? body.content ?? '',
     title: body.title ?? undefined,
     source: body.source ?? undefined,
     tags: body.tags ?? undefined,

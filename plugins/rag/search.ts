@@ -13,7 +13,6 @@ import {
   type DocumentRecord,
   findCollection,
   invalid,
-  isBlank,
   kept,
   shorten,
   unknownCollection
@@ -22,6 +21,7 @@ import { rerank } from './rerank.ts'
 import type { CollectionAgreement, RagState } from './state.ts'
 import type { Analyser } from './text.ts'
 import type { Filter, Owner, PartOfHit, SearchHit, SearchOutcome, SearchRequest, Strategy } from './types.ts'
+import { isBlank } from './units.ts'
 import type { VectorIndex } from './vectors.ts'
 
 export interface SearchParts {

@@ -20,7 +20,8 @@ export type MetadataValue = string | number | boolean
 export interface NewDocument {
   /** 1 to 256 UTF-16 units of any script; made when it is not there. */
   readonly collection: string
-  readonly content: string
+  /** A long text may also come as its UTF-16 units, in memory that threads share; nobody changes them then. */
+  readonly content: string | Uint16Array
   readonly title?: string | undefined
   /** Where it comes from. A document of the same source and title takes the place of the one before. */
   readonly source?: string | undefined

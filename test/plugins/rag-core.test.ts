@@ -512,6 +512,37 @@ t.test('what is staged is found once it is added; what never is goes at the next
   t.strictSame(await collect(store.range('rag-loose', [])), [])
 })
 
+t.test('what was staged, added and dropped goes without waiting for a start', async (t) => {
+  const { store, text } = await startIndex(t)
+  const segment = buildSegment(['a staged harbour', 'another one'].map((one) => analyser.analyse(one)))
+  const first = await store.atomically((tx) => text.reserve(tx, index, 2))
+  const staged = await text.stage(index, first, segment)
+  await store.atomically((tx) => text.add(tx, index, first, staged))
+  await store.atomically((tx) => text.drop(tx, index))
+  await text.maintain(index)
+  t.strictSame(await collect(store.range('rag-index', [])), [])
+  t.strictSame(await collect(store.range('rag-loose', [])), [])
+})
+
+t.test('a merge lets others through, however long its blocks are', async (t) => {
+  const { store } = await startIndex(t)
+  let asked = 0
+  // Every look at the clock is a turn later, so each of them ends a slice.
+  const text = createTextIndex(store, { analyser, cacheBytes: 1 << 20, clock: () => ++asked * 1_000 })
+  const words = 1_600
+  for (let at = 0; at < 8; at++) {
+    const chunk = Array.from({ length: words / 8 }, (_, word) => `w${at * 1_000 + word}q`).join(' ')
+    await store.atomically(async (tx) => {
+      await text.add(tx, index, await text.reserve(tx, index, 1), buildSegment([analyser.analyse(chunk)]))
+    })
+  }
+  asked = 0
+  await text.maintain(index)
+  t.equal((await text.size(index)).segments, 1)
+  // Terms and words are walked once each, at most 64 at a time.
+  t.ok(asked >= (2 * words) / 64, `the clock was asked ${asked} times`)
+})
+
 t.test('searches, changes and merges at once mix nothing up', async (t) => {
   const { store, text } = await startIndex(t)
   const live = new Map<number, boolean>()
