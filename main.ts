@@ -152,7 +152,8 @@ async function start(
 }
 
 /**
- * The first signal drains and ends with 0; a second one ends at once, and so does a drain that takes too long.
+ * The first signal drains and ends with 0; a second one ends at once, as that signal ends any process, and so does a
+ * drain that takes too long.
  * @returns drains and ends as well, and is no signal
  */
 function stopOnSignals(host: ProgramHost, log: Logger): () => void {
@@ -163,7 +164,7 @@ function stopOnSignals(host: ProgramHost, log: Logger): () => void {
     const { shutdown_timeout_ms: timeoutMs } = host.program.settings
     setTimeout(() => {
       log.error('the stop took too long and was given up', { timeout_ms: timeoutMs })
-      process.exit(1)
+      endNow('SIGTERM')
     }, timeoutMs).unref()
     host.stop().then(
       () => process.exit(0),
@@ -178,7 +179,7 @@ function stopOnSignals(host: ProgramHost, log: Logger): () => void {
     signals += 1
     if (signals > 1) {
       log.warn('ended by a second signal', { signal })
-      process.exit(1)
+      return endNow(signal)
     }
     log.info('stopping', { signal })
     stop()
@@ -186,6 +187,15 @@ function stopOnSignals(host: ProgramHost, log: Logger): () => void {
   process.on('SIGTERM', onSignal)
   process.on('SIGINT', onSignal)
   return stop
+}
+
+/**
+ * Not by `process.exit`: that takes apart what threads in native code (of the store, of password hashing) still use, and
+ * the process now and then ends in a crash. What is on disk needs no way out.
+ */
+function endNow(signal: NodeJS.Signals): void {
+  process.removeAllListeners(signal)
+  process.kill(process.pid, signal)
 }
 
 async function validate(flags: Flags): Promise<void> {

@@ -9,6 +9,7 @@ import { createAuth, type Options } from './service.ts'
 import { createThrottleState, LoginThrottle, type ThrottleConfig } from './throttle.ts'
 import { createTokens } from './tokens.ts'
 import type { Credential, TenantDirectory } from './types.ts'
+import { workerTasks } from './worker-tasks.ts'
 
 interface Config extends Options {
   readonly jwt_secret: string
@@ -110,19 +111,7 @@ export default definePlugin({
     const failures = await ctx.resource('login failures', 1, createThrottleState, () => {})
     const throttle = new LoginThrottle(config.login_throttle, failures, () => performance.now())
     ctx.contribute('http.routes', ...routes(auth, throttle))
-    ctx.contribute(
-      'workers.tasks',
-      {
-        name: 'auth/hash-password',
-        pool: 'hash',
-        module: new URL('./tasks/hash-password.js', import.meta.url).href
-      },
-      {
-        name: 'auth/verify-password',
-        pool: 'hash',
-        module: new URL('./tasks/verify-password.js', import.meta.url).href
-      }
-    )
+    ctx.contribute('workers.tasks', ...workerTasks)
     ctx.setInterval(() => auth.prune(), prunePeriodMs)
   }
 })

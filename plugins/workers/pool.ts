@@ -18,14 +18,20 @@ export interface PoolLoad {
   readonly threads: number
 }
 
+export interface RunHow {
+  /** With work that was let in before: it waits in front, and however many wait. */
+  readonly goesOn: boolean
+  /** Its thread must not be ended. */
+  readonly isUnstoppable: boolean
+}
+
 /** Threads of one kind, started when there is work and ended when they were idle for a while. */
 export interface Pool {
   readonly settings: PoolSettings
   /**
    * @param task its name, for messages
-   * @param goesOn with work that was let in before: it waits in front, and however many wait
    */
-  run(task: string, assignment: Assignment, signal: AbortSignal, goesOn: boolean): Promise<unknown>
+  run(task: string, assignment: Assignment, signal: AbortSignal, how: RunHow): Promise<unknown>
   /** `undefined` before the first task. */
   load(): PoolLoad | undefined
   /** Resolves when all tasks have ended and the threads are gone. No task may come afterwards. */
@@ -72,12 +78,28 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
     return opened
   }
 
-  async function start(task: string, assignment: Assignment, signal: AbortSignal): Promise<unknown> {
+  function start(task: string, assignment: Assignment, signal: AbortSignal, isUnstoppable: boolean): Promise<unknown> {
+    if (!isUnstoppable) return work(task, assignment, signal, { signal })
+    return new Promise((resolve, reject) => {
+      const giveUp = (): void => reject(aborted(task, signal))
+      signal.addEventListener('abort', giveUp)
+      work(task, assignment, signal, {})
+        .then(resolve, reject)
+        .finally(() => signal.removeEventListener('abort', giveUp))
+    })
+  }
+
+  async function work(
+    task: string,
+    assignment: Assignment,
+    signal: AbortSignal,
+    options: { readonly signal?: AbortSignal }
+  ): Promise<unknown> {
     const startedMs = now()
     running++
     try {
       threads ??= open()
-      return valueOf(task, await threads.run(assignment, { signal }))
+      return valueOf(task, await threads.run(assignment, options))
     } catch (error) {
       throw toCoded(task, error, signal)
     } finally {
@@ -114,9 +136,9 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
 
   return {
     settings,
-    run(task, assignment, signal, goesOn) {
+    run(task, assignment, signal, { goesOn, isUnstoppable }) {
       if (signal.aborted) return Promise.reject(aborted(task, signal))
-      if (running < settings.max_threads) return start(task, assignment, signal)
+      if (running < settings.max_threads) return start(task, assignment, signal, isUnstoppable)
       if (!goesOn && waiting() >= settings.max_queue) return Promise.reject(busy())
       const queue = goesOn ? begun : fresh
       return new Promise((resolve, reject) => {
@@ -126,7 +148,7 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
         }
         const begin = (): void => {
           leave()
-          resolve(start(task, assignment, signal))
+          resolve(start(task, assignment, signal, isUnstoppable))
         }
         const giveUp = (): void => {
           leave()

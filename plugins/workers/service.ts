@@ -85,8 +85,8 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
       const lease = contribution.lease()
       const first = firstOf([lease.signal, ...signals])
       try {
-        const { pool, module } = contribution.item
-        return await poolOf(pool).run(task, { module, input }, first.signal, goesOn)
+        const { pool, module, isUnstoppable = false } = contribution.item
+        return await poolOf(pool).run(task, { module, input }, first.signal, { goesOn, isUnstoppable })
       } finally {
         first.forget()
         lease.release()

@@ -11,6 +11,11 @@ export interface WorkerTask {
   readonly pool: string
   /** File URL of the module, such as `new URL('./tasks/hash-password.js', import.meta.url).href`. */
   readonly module: string
+  /**
+   * Its native code calls back into its thread, as argon2 does: a thread that is ended meanwhile takes the whole process
+   * down. Whoever waits for it is told at once when it is aborted; the thread goes on until it is done.
+   */
+  readonly isUnstoppable?: boolean
   /** What its pool has where the program says nothing, such as for threads that hold much. The first task of a pool decides. */
   readonly poolDefaults?: { readonly idleTimeoutMs?: number }
 }
@@ -21,7 +26,7 @@ export type TaskResult<T> =
   | { readonly ok: false; readonly code: string; readonly message: string; readonly detail?: Record<string, unknown> }
 
 export interface RunOptions {
-  /** Takes a waiting task out of the queue, or ends the thread of a running one. */
+  /** Takes a waiting task out of the queue, or ends the thread of a running one that can be stopped. */
   readonly signal?: AbortSignal
   /**
    * Goes on with work that was let in before: ahead of what waits to begin, and never refused. For every task of a piece

@@ -1,6 +1,8 @@
+import { setTimeout } from 'node:timers/promises'
 import t from 'tap'
 import { definePlugin, isCoded, type Plugin } from '../../kernel/index.ts'
 import type { WorkerTask } from '../../plugins/workers/types.ts'
+import { workerTasks } from '../../plugins/auth/worker-tasks.ts'
 import workers from '../../plugins/workers/index.ts'
 import type { Order } from '../fixtures/worker-task.ts'
 import { type House, startHouse } from '../harness.ts'
@@ -311,6 +313,50 @@ t.test('what runs when the drain time is over is aborted', async (t) => {
   await entered()
   await house.kernel.retire('workers')
   await refused
+})
+
+t.test('a thread that must not be ended goes on when its task is aborted, and its pool waits for it', async (t) => {
+  const unstoppable: WorkerTask = { ...work, isUnstoppable: true }
+  const config = { pools: { fixture: { max_threads: 1 } } }
+  const house = await startHouse(t, [{ plugin: workers, config }, { plugin: contributor('tasks', unstoppable) }], bare)
+  const { order, entered, letGo } = blockade()
+  const controller = new AbortController()
+  const run = (order: Order, signal?: AbortSignal) =>
+    house.services('workers').run('fixture/work', order, signal === undefined ? {} : { signal })
+  const running = run(order, controller.signal)
+  await entered()
+  const before = threadIds()
+  controller.abort(new Error('enough'))
+
+  await t.rejects(running, { code: 'WORKERS_ABORTED' }, 'who waits is told at once')
+  const next = run({ do: 'answer', value: 1 })
+  t.match(loadOf(house), { running: 1, waiting: 1 }, 'its place is taken as long as it works')
+  const retired = house.kernel.retire('workers')
+  letGo()
+  t.equal(await next, 1)
+  t.ok(before.length > 0)
+  await retired
+})
+
+t.test('a process outlives what is aborted while it hashes a password', async (t) => {
+  const config = { pools: { hash: { max_threads: 2 } } }
+  const house = await startHouse(
+    t,
+    [{ plugin: workers, config }, { plugin: contributor('tasks', ...workerTasks) }],
+    bare
+  )
+  const run = (password: string, signal = new AbortController().signal) =>
+    house.services('workers').run('auth/hash-password', password, { signal })
+  await run('warm')
+  for (let round = 0; round < 3; round++) {
+    const controller = new AbortController()
+    const hashing = run('a password', controller.signal)
+    // In the middle of it: hashing takes some tens of milliseconds, and the thread is there already.
+    await setTimeout(20)
+    controller.abort(new Error('enough'))
+    await t.rejects(hashing, { code: 'WORKERS_ABORTED' })
+  }
+  t.match(await run('the last one'), /^\$argon2id\$/)
 })
 
 t.test('a program with a wrong pool setting is refused by name', async (t) => {

@@ -1,3 +1,4 @@
+import { once } from 'node:events'
 import { chmodSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { join } from 'node:path'
@@ -214,6 +215,47 @@ t.test('SIGTERM ends an open stream with a proper last event, and the process wi
   t.equal((await server.ended).code, 0)
   t.ok(performance.now() - beganMs < 2_000)
 })
+
+const hangingEntry = `
+[[entry]]
+id = "hanging"
+plugin = "./hanging.mjs"
+`
+
+/** What does not come to an end when it should. */
+const hangingPlugin = `
+import { definePlugin } from 'heartwood'
+
+export default definePlugin({
+  name: 'hanging',
+  apply(ctx) {
+    ctx.effect(() => () => {
+      ctx.log.warn('it hangs')
+      return new Promise(() => {})
+    }, 'what hangs')
+  }
+})
+`
+
+t.test(
+  'a second signal ends at once, and so does a drain that takes too long: as the signal ends any process',
+  async (t) => {
+    for (const [timeoutMs, reason] of [
+      [60_000, 'ended by a second signal'],
+      [50, 'the stop took too long']
+    ] as const) {
+      const cwd = folder(t, (program) => `${program}\n[kernel]\nshutdown_timeout_ms = ${timeoutMs}\n\n${hangingEntry}`)
+      writeFileSync(join(cwd, 'hanging.mjs'), hangingPlugin)
+      const server = await serve(t, { cwd })
+      server.child.kill('SIGTERM')
+      while (!server.log().includes('it hangs')) await once(server.child.stderr!, 'data')
+      if (timeoutMs > 1_000) server.child.kill('SIGTERM')
+      const { code, signal, stderr } = await server.ended
+      t.strictSame([code, signal], [null, 'SIGTERM'], 'nothing is taken apart that threads still use')
+      t.match(stderr, reason, 'and the log says why')
+    }
+  }
+)
 
 t.test('a plugin given by path answers, is listed, and one that does not load fails alone', async (t) => {
   const cwd = folder(t, (program) => `${program}\n${helloEntry}`)
