@@ -11,7 +11,7 @@ const without = 'call without a request id'
 const logged = 'the same, with a line in the log'
 
 /** Requests whose ids are never the same; in one buffer, which is sent before it is changed again. */
-function fresh(tool: string): () => Uint8Array {
+export function fresh(tool: string): () => Uint8Array {
   const request = requestOf(tool, '0'.repeat(digits))
   const at = request.lastIndexOf('0'.repeat(digits))
   let next = 0
@@ -22,7 +22,7 @@ function fresh(tool: string): () => Uint8Array {
   }
 }
 
-function requestOf(tool: string, id?: string): Buffer {
+export function requestOf(tool: string, id?: string): Buffer {
   const call = { tool, arguments: {}, ...(id === undefined ? {} : { request_id: id }) }
   return httpRequest('POST', '/agent/execute', { body: call })
 }

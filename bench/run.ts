@@ -9,6 +9,7 @@ const files = [
   'http-floor',
   'durable',
   'mcp',
+  'carmy',
   'auth',
   'metered',
   'login-storm',
@@ -32,9 +33,13 @@ if (unknown.length > 0) {
 installPeers()
 pinGenerator()
 const missed: string[] = []
+/** A bench may stand in several files. */
+const measured = new Set<Bench>()
 for (const file of asked.length > 0 ? asked : files) {
   const module = (await import(`./${file}.js`)) as { default: Bench | readonly Bench[] }
   for (const bench of [module.default].flat() as readonly Bench[]) {
+    if (measured.has(bench)) continue
+    measured.add(bench)
     const result = await runBench(bench, (line) => process.stderr.write(`${bench.name}: ${line}\n`))
     console.log(`\n${renderTable(result)}`)
     await writeResult(result, join(benchFolder, 'results'))
