@@ -1,6 +1,8 @@
 import { CodedError, type Lease, type Logger } from '../../kernel/index.ts'
 import type { Key, Store } from '../store/types.ts'
 import { kept } from './records.ts'
+import { readSpooled, removeSpooled, type SpooledDocument, spool } from './spool.ts'
+import type { CheckedDocument } from './ingest.ts'
 import type { RagState } from './state.ts'
 import type { Ingested, Owner, Progress } from './types.ts'
 
@@ -17,6 +19,8 @@ export interface Job {
   /** Unix times in milliseconds. */
   readonly createdAtMs: number
   readonly endedAtMs?: number
+  /** Of an ingest that goes on: what is to be taken in. */
+  readonly document?: SpooledDocument
 }
 
 /** Work that goes on after it was answered, and can be asked about. */
@@ -29,10 +33,26 @@ export interface Jobs {
   ): Promise<string>
   /** @throws CodedError `RAG_JOB_UNKNOWN` */
   find(owner: Owner, id: string): Promise<Job>
-  /** Says of jobs that a process before this one was at that they have failed; a reembedding goes on. */
-  recover(): Promise<void>
+  /**
+   * Keeps a document until it has been taken in, also beyond the end of this process.
+   * @returns the id, once both are on disk
+   * @throws CodedError `RAG_UNAVAILABLE` when too many jobs run
+   */
+  startIngest(owner: Owner, document: CheckedDocument, work: Ingesting): Promise<string>
+  /** Goes on with ingests that a process or a generation before this one was at; a reembedding goes on by itself. */
+  recover(work: Ingesting): Promise<void>
+  /** Deletes those of an owner. */
+  clear(owner: Owner): Promise<void>
 }
 
+export type Ingesting = (
+  owner: Owner,
+  document: CheckedDocument,
+  onProgress: (progress: Progress) => void
+) => Promise<Ingested>
+
+/** That run at once: each keeps its document. */
+const mostJobs = 64
 /** Jobs that have ended, of one owner, which are kept. */
 const keptJobs = 100
 /** An id of ours has fewer; what is longer may be too long for a key. */
@@ -46,16 +66,20 @@ export function createJobs(parts: {
   readonly log: Logger
   readonly keep: (work: Promise<unknown>) => void
   readonly lease: () => Lease
+  readonly signal: AbortSignal
 }): Jobs {
-  const { store, state, now, newId, log, keep, lease } = parts
+  const { store, state, now, newId, log, keep, lease, signal } = parts
+  const nothing: Progress = { chunksDone: 0, chunksTotal: 0 }
   const keyOf = (owner: Owner, id: string) => [owner.kind, owner.id, id] as const
 
   const end = async (owner: Owner, id: string, how: Partial<Job>): Promise<void> => {
     await store.atomically(
       async (tx) => {
         const stored = await tx.get<Job>(kept.jobs, keyOf(owner, id))
-        if (stored !== undefined)
-          tx.put<Job>(kept.jobs, keyOf(owner, id), { ...stored.value, ...how, endedAtMs: now() })
+        if (stored === undefined) return
+        const { document, ...job } = stored.value
+        if (document !== undefined) removeSpooled(tx, id, document)
+        tx.put<Job>(kept.jobs, keyOf(owner, id), { ...job, ...how, endedAtMs: now() })
       },
       { durable: true }
     )
@@ -74,36 +98,71 @@ export function createJobs(parts: {
     })
   }
 
+  type Work = (onProgress: (progress: Progress) => void) => Promise<Ingested | undefined>
+
+  /** Runs what is on disk as running. */
+  const run = async (owner: Owner, { id, document }: Job, work: Work): Promise<void> => {
+    const held = lease()
+    try {
+      const result = await work((progress) => state.jobs.set(id, progress))
+      const progress = state.jobs.get(id) ?? nothing
+      await end(owner, id, { state: 'done', progress, ...(result === undefined ? {} : { result }) })
+    } catch (error) {
+      // The next generation or process goes on with what was kept.
+      if (document !== undefined && signal.aborted) return
+      const coded = error instanceof CodedError ? error : undefined
+      if (coded === undefined) log.error('a job failed', { job: id, error })
+      const { code, message } = coded ?? { code: 'INTERNAL_ERROR', message: 'internal error' }
+      await end(owner, id, { state: 'failed', progress: state.jobs.get(id) ?? nothing, error: { code, message } })
+    } finally {
+      state.jobs.delete(id)
+      held.release()
+    }
+    await prune(owner)
+  }
+
+  const begin = async (owner: Owner, job: Job, work: Work): Promise<string> => {
+    await store.atomically((tx) => tx.put<Job>(kept.jobs, keyOf(owner, job.id), job), { durable: true })
+    keep(run(owner, job, work))
+    return job.id
+  }
+
   return {
     async start(owner, { id = newId(), kind, collection }, work) {
-      const nothing = { chunksDone: 0, chunksTotal: 0 }
       state.jobs.set(id, nothing)
-      const job: Job = { id, kind, collection, state: 'running', progress: nothing, createdAtMs: now() }
       try {
-        await store.atomically((tx) => tx.put<Job>(kept.jobs, keyOf(owner, id), job), { durable: true })
+        return await begin(
+          owner,
+          { id, kind, collection, state: 'running', progress: nothing, createdAtMs: now() },
+          work
+        )
       } catch (error) {
         state.jobs.delete(id)
         throw error
       }
-      const run = async () => {
-        const held = lease()
-        try {
-          const result = await work((progress) => state.jobs.set(id, progress))
-          const progress = state.jobs.get(id) ?? nothing
-          await end(owner, id, { state: 'done', progress, ...(result === undefined ? {} : { result }) })
-        } catch (error) {
-          const coded = error instanceof CodedError ? error : undefined
-          if (coded === undefined) log.error('a job failed', { job: id, error })
-          const { code, message } = coded ?? { code: 'INTERNAL_ERROR', message: 'internal error' }
-          await end(owner, id, { state: 'failed', progress: state.jobs.get(id) ?? nothing, error: { code, message } })
-        } finally {
-          state.jobs.delete(id)
-          held.release()
-        }
-        await prune(owner)
+    },
+
+    async startIngest(owner, checked, work) {
+      if (state.jobs.size >= mostJobs) {
+        throw new CodedError('RAG_UNAVAILABLE', `${state.jobs.size} jobs are running already; try again later`)
       }
-      keep(run())
-      return id
+      const id = newId()
+      const { collection } = checked
+      state.jobs.set(id, nothing)
+      let pieces = 0
+      try {
+        const document = await spool(store, id, checked)
+        pieces = document.pieces
+        return await begin(
+          owner,
+          { id, kind: 'ingest', collection, state: 'running', progress: nothing, createdAtMs: now(), document },
+          (onProgress) => work(owner, checked, onProgress)
+        )
+      } catch (error) {
+        state.jobs.delete(id)
+        await store.atomically((tx) => removeSpooled(tx, id, { pieces }))
+        throw error
+      }
     },
 
     async find(owner, id) {
@@ -113,16 +172,33 @@ export function createJobs(parts: {
       return job.state === 'running' && progress !== undefined ? { ...job, progress } : job
     },
 
-    async recover() {
-      const left: (readonly [Owner, string])[] = []
+    async recover(work) {
+      const left: (readonly [Owner, Job])[] = []
       for await (const [key, { value }] of store.range<Job>(kept.jobs, [])) {
         const [kind, id] = key as Key & readonly ['user' | 'tenant', string]
         if (value.state === 'running' && value.kind === 'ingest' && !state.jobs.has(value.id)) {
-          left.push([{ kind, id }, value.id])
+          left.push([{ kind, id }, value])
         }
       }
       const message = 'the server was stopped while this went on; nothing of it was kept: send it again'
-      for (const [owner, id] of left) await end(owner, id, { state: 'failed', error: { code: 'RAG_ABORTED', message } })
+      for (const [owner, job] of left) {
+        const { id, document } = job
+        if (document === undefined) {
+          await end(owner, id, { state: 'failed', error: { code: 'RAG_ABORTED', message } })
+        } else if (!state.jobs.has(id)) {
+          state.jobs.set(id, nothing)
+          keep(run(owner, job, async (onProgress) => work(owner, await readSpooled(store, id, document), onProgress)))
+        }
+      }
+    },
+
+    async clear(owner) {
+      for await (const [key, { value }] of store.range<Job>(kept.jobs, [owner.kind, owner.id])) {
+        await store.atomically((tx) => {
+          if (value.document !== undefined) removeSpooled(tx, value.id, value.document)
+          tx.remove(kept.jobs, key)
+        })
+      }
     }
   }
 }

@@ -71,7 +71,9 @@ export const kept = {
   /** `[collection id]` → how often the strategies agreed. */
   agreements: 'rag-agreements',
   /** `[owner kind, owner id, job id]` */
-  jobs: 'rag-jobs'
+  jobs: 'rag-jobs',
+  /** `[job id, number]` → a piece of the text of a document that is to be taken in. */
+  spool: 'rag-spool'
 } as const
 
 const maxNameUnits = 256

@@ -1,7 +1,7 @@
 import type { Lease, Logger } from '../../kernel/index.ts'
 import type { Key } from '../store/types.ts'
 import { checkDocument, ingest, type IngestParts } from './ingest.ts'
-import { createJobs, type Jobs } from './jobs.ts'
+import { createJobs, type Ingesting, type Jobs } from './jobs.ts'
 import {
   checkName,
   type CollectionRecord,
@@ -81,6 +81,9 @@ export function createRag(parts: RagParts): RagService {
   const take = (owner: Owner, document: NewDocument, options: Parameters<Rag['ingest']>[2] = {}): Promise<Ingested> =>
     ingest(parts, owner, checkDocument(document, parts.chunks), options)
 
+  const goOn: Ingesting = (owner, document, onProgress) =>
+    ingest(parts, owner, document, { signal: parts.signal, onProgress })
+
   return {
     ingest: async (owner, document, options) => take(owner, document, options),
 
@@ -112,8 +115,8 @@ export function createRag(parts: RagParts): RagService {
       const checked = checkDocument(document, parts.chunks)
       const found = (await findCollection(store, owner, checked.collection))?.value
       parts.encoder.modelFor(checked.collection, found, checked.model)
-      return jobs.start(owner, { kind: 'ingest', collection: checked.collection }, (onProgress) =>
-        ingest(parts, owner, checked, { signal: parts.signal, check, onProgress })
+      return jobs.startIngest(owner, checked, (owner, document, onProgress) =>
+        ingest(parts, owner, document, { signal: parts.signal, check, onProgress })
       )
     },
 
@@ -125,17 +128,21 @@ export function createRag(parts: RagParts): RagService {
         await remove(owner, key[2] as string)
         cleared += 1
       }
+      if (cleared === 0) await jobs.clear(owner)
       return cleared
     },
 
     async recover() {
       if (state.swept) return
       await tending.sweep()
-      await jobs.recover()
+      await jobs.recover(goOn)
       await reembedding.resume()
     },
 
-    resume: () => reembedding.resume(),
+    async resume() {
+      await jobs.recover(goOn)
+      await reembedding.resume()
+    },
 
     async settled() {
       while (running.size > 0) await Promise.all(running)

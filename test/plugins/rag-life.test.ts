@@ -1,3 +1,4 @@
+import { cp, rm } from 'node:fs/promises'
 import { setImmediate as turn } from 'node:timers/promises'
 import t from 'tap'
 import { CodedError } from '../../kernel/index.ts'
@@ -78,6 +79,37 @@ t.test('an ingest that nobody waits for is a job to ask about', async (t) => {
     { status: 400 },
     'what is wrong is told at once'
   )
+})
+
+t.test('an ingest that was answered 202 goes on in the next process', async (t) => {
+  const dataFolder = t.testdir()
+  const content = `${lines(3_000, 'lead')} \u{1f600}`
+  const copy = `${dataFolder}-copy`
+  let path = ''
+  await t.test('a process that ends in the middle', async (t) => {
+    const ended = new Promise<void>((resolve) => t.teardown(resolve))
+    // As after kill -9: what is on disk when the answer is there is all that is left.
+    const house = await startRag(t, { dataFolder, encoder: madeEncoder({ before: () => ended }) })
+    const reply = await house
+      .user()
+      .send('POST', '/ingest', { collection: 'later', content, title: 'T' }, { prefer: 'respond-async' })
+    t.equal(reply.status, 202)
+    path = reply.headers['location']!.replace('/api/rag', '')
+    await cp(dataFolder, copy, { recursive: true })
+  })
+  t.teardown(() => rm(copy, { recursive: true }))
+  const house = await startRag(t, { dataFolder: copy })
+  const user = house.user()
+  let body: Record<string, unknown>
+  do {
+    await turn()
+    body = (await user.send('GET', path)).body as Record<string, unknown>
+  } while (body['status'] === 'running')
+  t.match(body, { status: 'done', result: { collection: 'later' } })
+  const { results, total } = await user.found('later', 'leadworks 2999', 'bm25')
+  t.equal(total, body['chunks_total'])
+  t.match(results[0], { content: /town 2999/, metadata: { title: 'T' } })
+  t.strictSame(await collect(house.services('store').range(kept.spool, [])), [], 'and is kept no longer')
 })
 
 t.test('an ingest that is given up leaves nothing', async (t) => {
