@@ -67,9 +67,10 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
     return state.modern
   }
 
-  async function begin(sdk: Sdk, request: HttpRequest): Promise<Session> {
+  /** Makes a session, and has it answer the request that asks for it; one that comes to nothing is gone again. */
+  async function begin(sdk: Sdk, request: HttpRequest, web: Request): Promise<Response> {
     sweep()
-    if (sessions.size >= options.maxSessions) await makeRoom()
+    if (sessions.size >= options.maxSessions) makeRoom()
     const server = createServer(sdk, face, (context) => {
       session.calls += 1
       const done = () => {
@@ -78,12 +79,8 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
       }
       return { ...originOf(context), canElicit: canElicit(server), endsWithClient: false, done }
     })
-    const transport = new sdk.WebStandardStreamableHTTPServerTransport({
-      sessionIdGenerator: options.newSessionId,
-      onsessioninitialized: (id) => {
-        sessions.set(id, session)
-      }
-    })
+    const id = options.newSessionId()
+    const transport = new sdk.WebStandardStreamableHTTPServerTransport({ sessionIdGenerator: () => id })
     const session: Session = {
       server,
       transport,
@@ -95,10 +92,19 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
     }
     server.onerror = onError
     server.onclose = () => {
-      if (transport.sessionId !== undefined) sessions.delete(transport.sessionId)
+      sessions.delete(id)
     }
-    await server.connect(transport)
-    return session
+    // Counted from now on: others may ask for one while this one begins.
+    sessions.set(id, session)
+    try {
+      await server.connect(transport)
+      return await transport.handleRequest(web, { parsedBody: request.body, authInfo: authInfoOf(request) })
+    } finally {
+      if (transport.sessionId === undefined) {
+        sessions.delete(id)
+        await server.close()
+      }
+    }
   }
 
   /** @throws CodedError `MCP_SESSION_MISSING`, `MCP_SESSION_UNKNOWN` */
@@ -128,15 +134,22 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
   }
 
   /** Ends the session that has been idle for longest; one of an anonymous client first, since anybody can have those. */
-  async function makeRoom(): Promise<void> {
-    const idle = [...sessions.values()].filter(isIdle)
-    const rank = (session: Session) => (session.principal === undefined ? 0 : 1)
-    const [first] = idle.sort((a, b) => rank(a) - rank(b) || a.lastUsedMs - b.lastUsedMs)
-    if (first === undefined) {
+  function makeRoom(): void {
+    const rank = ({ principal }: Session) => (principal === undefined ? 0 : 1)
+    let found: readonly [id: string, session: Session] | undefined
+    for (const entry of sessions) {
+      const [, session] = entry
+      if (!isIdle(session)) continue
+      const order = found && (rank(session) - rank(found[1]) || session.lastUsedMs - found[1].lastUsedMs)
+      if (order === undefined || order < 0) found = entry
+    }
+    if (found === undefined) {
       const message = `all ${options.maxSessions} sessions are in use`
       throw new CodedError('MCP_SESSIONS_FULL', message, { detail: { retryAfterSeconds: 10 } })
     }
-    await first.server.close()
+    const [id, { server }] = found
+    sessions.delete(id)
+    void server.close()
   }
 
   return {
@@ -153,10 +166,7 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
       if (isSession || !sdk.isInitializeRequest(body)) {
         return find(request).transport.handleRequest(web, { parsedBody: body, authInfo })
       }
-      const session = await begin(sdk, request)
-      const response = await session.transport.handleRequest(web, { parsedBody: body, authInfo })
-      if (session.transport.sessionId === undefined) await session.server.close()
-      return response
+      return begin(sdk, request, web)
     },
 
     async get(request) {

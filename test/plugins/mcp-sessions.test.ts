@@ -173,6 +173,25 @@ t.test('sessions are bounded: the one idle for longest makes room, an anonymous 
   t.equal(await statusOf(post(initialize)), 200)
 })
 
+t.test('many that begin in one moment are no more than may be there', async (t) => {
+  const house = await startMcp(t, { config: { max_sessions: 2 } })
+  const http = house.services('http')
+  const ask = (body: object, headers: Record<string, string> = {}) =>
+    http.fetch(
+      new Request('http://localhost/mcp', {
+        method: 'POST',
+        headers: { 'content-type': 'application/json', accept: 'application/json, text/event-stream', ...headers },
+        body: JSON.stringify(body)
+      })
+    )
+  const begun = await Promise.all(Array.from({ length: 10 }, () => ask(initialize)))
+  const ids = begun.map((response) => response.headers.get('mcp-session-id') ?? '')
+  const pings = ids.map((id) => ask(ping, { 'mcp-session-id': id, 'mcp-protocol-version': '2025-11-25' }))
+  const statuses = (await Promise.all(pings)).map(({ status }) => status)
+  t.equal(statuses.filter((status) => status === 200).length, 2, statuses.join())
+  t.equal(await statusOf(house.post(ping, await begin(house))), 200)
+})
+
 t.test('a session that nobody uses ends', async (t) => {
   const house = await startMcp(t, { config: { session_idle_timeout_ms: 1 } })
   const mine = await begin(house)
