@@ -84,9 +84,19 @@ export async function* readDocuments({ path, name }: FoundFile): AsyncGenerator<
     const page = readPage(text)
     yield { content: page.text, title: page.title ?? basename(name), source: name }
   } else {
-    const heading = kind.startsWith('.m') ? /^#{1,6}[ \t]+(.+?)[ \t#]*$/m.exec(text)?.[1] : undefined
+    const heading = kind.startsWith('.m') ? headingOf(text) : undefined
     yield { content: text, title: heading ?? basename(name), source: name }
   }
+}
+
+/** The first one that says something. */
+function headingOf(text: string): string | undefined {
+  for (const [, line = ''] of text.matchAll(/^#{1,6}[ \t]+(.*)$/gm)) {
+    let end = line.length
+    while (end > 0 && ' \t#\r'.includes(line.charAt(end - 1))) end -= 1
+    if (end > 0) return line.slice(0, end).trim()
+  }
+  return undefined
 }
 
 function parse(text: string, place: string): unknown {

@@ -16,14 +16,36 @@ const blocks = new Set(
 /** What a reader sees of a page: a line for each block, a blank one between paragraphs, headings as in Markdown. */
 export function readPage(html: string): Page {
   let title = ''
-  let text = ''
   let hidden = 0
   let inTitle = false
   let inPre = 0
+  /** The blocks so far; each ends with a line break. */
+  const blocksSoFar: string[] = []
+  let lineBreaks = 0
+  /** Pieces of the block under way, and the last character of all; so that a page takes no longer than it is long. */
+  let pieces: string[] = []
+  let last = ''
+  const add = (piece: string) => {
+    if (piece === '') return
+    pieces.push(piece)
+    last = piece.charAt(piece.length - 1)
+  }
+  const isApart = () => last === '' || /\s/.test(last)
   const breakLine = (lines: number) => {
-    text = text.replace(/[ \t]+$/, '')
-    const present = /\n*$/.exec(text)?.[0].length ?? 0
-    if (text !== '') text += '\n'.repeat(Math.max(0, lines - present))
+    const block = withoutEnd(pieces.join(''), ' \t')
+    pieces = []
+    if (block !== '') {
+      const breaks = block.length - withoutEnd(block, '\n').length
+      lineBreaks = breaks === block.length ? lineBreaks + breaks : breaks
+      blocksSoFar.push(block)
+    }
+    if (blocksSoFar.length === 0) {
+      last = ''
+      return
+    }
+    if (lineBreaks < lines) blocksSoFar.push('\n'.repeat(lines - lineBreaks))
+    lineBreaks = Math.max(lineBreaks, lines)
+    last = '\n'
   }
   const parser = new Parser({
     onopentagname(name) {
@@ -31,23 +53,21 @@ export function readPage(html: string): Page {
       if (unread.has(name)) hidden += 1
       if (hidden > 0) return
       if (name === 'br') breakLine(1)
-      else if (name === 'td' || name === 'th') text += text === '' || /\s$/.test(text) ? '' : ' '
+      else if (name === 'td' || name === 'th') add(isApart() ? '' : ' ')
       else if (blocks.has(name)) {
         breakLine(/^(?:li|tr|dt|dd)$/.test(name) ? 1 : 2)
         const level = /^h([1-6])$/.exec(name)?.[1]
-        if (level !== undefined) text += `${'#'.repeat(Number(level))} `
-        if (name === 'li') text += '- '
+        if (level !== undefined) add(`${'#'.repeat(Number(level))} `)
+        if (name === 'li') add('- ')
         if (name === 'pre') inPre += 1
       }
     },
     ontext(piece) {
       if (inTitle) title += piece
       if (inTitle || hidden > 0) return
-      if (inPre > 0) text += piece
-      else {
-        const plain = piece.replace(/\s+/g, ' ')
-        text += text === '' || /\s$/.test(text) ? plain.trimStart() : plain
-      }
+      if (inPre > 0) return add(piece)
+      const plain = piece.replace(/\s+/g, ' ')
+      add(isApart() ? plain.trimStart() : plain)
     },
     onclosetag(name) {
       if (name === 'title') inTitle = false
@@ -61,5 +81,12 @@ export function readPage(html: string): Page {
   parser.write(html)
   parser.end()
   const told = title.replace(/\s+/g, ' ').trim()
-  return { title: told === '' ? undefined : told, text: text.trim() }
+  return { title: told === '' ? undefined : told, text: (blocksSoFar.join('') + pieces.join('')).trim() }
+}
+
+/** Without what stands at the end and is one of `characters`. */
+function withoutEnd(text: string, characters: string): string {
+  let end = text.length
+  while (end > 0 && characters.includes(text.charAt(end - 1))) end -= 1
+  return text.slice(0, end)
 }

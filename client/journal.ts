@@ -22,8 +22,11 @@ export class Journal {
     this.#done = done
   }
 
-  /** @param isFresh the collection is not there: nothing of it has been taken in, whatever the file says */
-  static async open(file: string, place: string, isFresh: boolean): Promise<Journal> {
+  /**
+   * @param isFresh the collection is not there: nothing of it has been taken in, whatever the file says
+   * @param isReadOnly leaves the file as it is
+   */
+  static async open(file: string, place: string, isFresh: boolean, isReadOnly: boolean): Promise<Journal> {
     let text = ''
     try {
       text = await readFile(file, 'utf8')
@@ -33,13 +36,16 @@ export class Journal {
     // The last line of a run that was killed may be cut off.
     const lines = text.split('\n').flatMap((line): Line[] => {
       try {
-        return [JSON.parse(line) as Line]
+        const value = JSON.parse(line) as Line | null
+        return typeof value === 'object' && value !== null ? [value] : []
       } catch {
         return []
       }
     })
     const own = lines.filter((line) => line.place === place)
-    if (isFresh && own.length > 0) {
+    if (isReadOnly) {
+      // Nothing will be added either.
+    } else if (isFresh && own.length > 0) {
       const kept = lines.filter((line) => line.place !== place)
       await writeFile(file, kept.map((line) => `${JSON.stringify(line)}\n`).join(''))
     } else if (text !== '' && !text.endsWith('\n')) await appendFile(file, '\n')

@@ -46,7 +46,7 @@ export async function runIngest(options: IngestOptions): Promise<string> {
   const collections = (await server.ask('GET', '/api/rag/collections')) as { readonly name: string }[]
   const isFresh = !collections.some(({ name }) => name === collection)
   const place = `${await server.place()} ${collection}`
-  const journal = await Journal.open(options.journal ?? journalOf(from), place, isFresh)
+  const journal = await Journal.open(options.journal ?? journalOf(from), place, isFresh, dryRun)
 
   const progress = new Progress(
     screen,
@@ -147,8 +147,12 @@ export async function runSearch(options: SearchOptions): Promise<string> {
   }
   if (json) return `${JSON.stringify(found, null, 2)}\n`
   const lines = found.results.map(({ content, score, metadata }, at) => {
-    const from = [metadata.title, metadata.source].filter((part) => typeof part === 'string').join(', ')
-    const shown = content.replace(/\s+/g, ' ').trim()
+    const from = [metadata.title, metadata.source]
+      .filter((part) => typeof part === 'string')
+      .join(', ')
+      .replace(/\p{Cc}+/gu, ' ')
+    // What a document holds is text, never orders to the terminal.
+    const shown = content.replace(/[\s\p{Cc}]+/gu, ' ').trim()
     const text = shown.length > 240 ? `${shown.slice(0, 240)}…` : shown
     return `${at + 1}. ${score.toFixed(3)}  ${from}\n   ${text}\n`
   })

@@ -42,30 +42,44 @@ export class Server {
   async ask(method: string, path: string, body?: unknown, onRetry?: OnRetry): Promise<unknown> {
     let isRenewed = false
     for (let tries = 1; ; tries += 1) {
-      const answer = await this.#send(method, path, body, await this.#currentToken())
+      const token = this.#currentToken(onRetry)
+      const answer = await this.#send(method, path, body, await token)
       if ('value' in answer) return answer.value
       if (answer.status === 401 && 'email' in this.#credential && !isRenewed) {
         isRenewed = true
-        this.#token = undefined
+        this.#forget(token)
         continue
       }
       if (!answer.mayPass || tries === maxTries) throw new TypeError(answer.failure)
-      const seconds = Math.min(maxWaitSeconds, answer.retryAfterSeconds ?? 2 ** (tries - 1) / 2)
-      onRetry?.(answer.failure, seconds)
-      await wait(seconds * 1_000)
+      await pause(answer, tries, onRetry)
     }
   }
 
-  #currentToken(): Promise<string> {
+  /** All who ask meanwhile wait for the same one. */
+  #currentToken(onRetry?: OnRetry): Promise<string> {
+    if (this.#token !== undefined) return this.#token
     const credential = this.#credential
-    this.#token ??= 'token' in credential ? Promise.resolve(credential.token) : this.#logIn(credential)
-    return this.#token
+    const token = 'token' in credential ? Promise.resolve(credential.token) : this.#logIn(credential, onRetry)
+    this.#token = token
+    // Whoever asks next may have more luck.
+    token.catch(() => this.#forget(token))
+    return token
   }
 
-  async #logIn({ email, password }: { readonly email: string; readonly password: string }): Promise<string> {
-    const answer = await this.#send('POST', '/api/auth/login', { email, password })
-    if ('value' in answer) return (answer.value as { readonly access_token: string }).access_token
-    throw new TypeError(`logging in as ${email}: ${answer.failure}`)
+  /** Unless somebody has got a newer one already. */
+  #forget(token: Promise<string>): void {
+    if (this.#token === token) this.#token = undefined
+  }
+
+  async #logIn(account: { readonly email: string; readonly password: string }, onRetry?: OnRetry): Promise<string> {
+    const { email, password } = account
+    for (let tries = 1; ; tries += 1) {
+      const answer = await this.#send('POST', '/api/auth/login', { email, password })
+      if ('value' in answer) return (answer.value as { readonly access_token: string }).access_token
+      const failure = `logging in as ${email}: ${answer.failure}`
+      if (!answer.mayPass || tries === maxTries) throw new TypeError(failure)
+      await pause({ ...answer, failure }, tries, onRetry)
+    }
   }
 
   async #send(method: string, path: string, body: unknown, token?: string): Promise<Answer> {
@@ -94,14 +108,20 @@ export class Server {
   }
 }
 
-type Answer =
-  | { readonly value: unknown }
-  | {
-      readonly status: number
-      readonly failure: string
-      readonly mayPass: boolean
-      readonly retryAfterSeconds?: number
-    }
+interface Refusal {
+  readonly status: number
+  readonly failure: string
+  readonly mayPass: boolean
+  readonly retryAfterSeconds?: number
+}
+
+type Answer = { readonly value: unknown } | Refusal
+
+async function pause({ failure, retryAfterSeconds }: Refusal, tries: number, onRetry?: OnRetry): Promise<void> {
+  const seconds = Math.min(maxWaitSeconds, retryAfterSeconds ?? 2 ** (tries - 1) / 2)
+  onRetry?.(failure, seconds)
+  await wait(seconds * 1_000)
+}
 
 function reasonOf(text: string): string {
   try {

@@ -79,6 +79,18 @@ t.test('of a page what is read is kept, block by block', (t) => {
   t.end()
 })
 
+t.test('a page of many elements, or a long heading, takes no longer than it is long', async (t) => {
+  const start = performance.now()
+  const { text } = readPage(
+    `<p>${'<b>x</b> '.repeat(50_000)}${'<p>some words'.repeat(50_000)}<pre>${' '.repeat(500_000)}x`
+  )
+  t.equal(text.split('\n\n').length, 50_002)
+  const [document] = await read(t, { 'a.md': `# a${' #'.repeat(100_000)}b\n` })
+  t.equal(document?.title.length, 200_002)
+  // It took minutes when each element looked at all of the text before it.
+  t.ok(performance.now() - start < 10_000)
+})
+
 t.test('progress tells share, rate and the time that is left', (t) => {
   let nowMs = 0
   const written: string[] = []

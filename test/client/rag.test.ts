@@ -1,5 +1,5 @@
 import { createServer } from 'node:http'
-import { readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
@@ -50,6 +50,7 @@ t.test('a folder is taken in once, and what has changed again', async (t) => {
   })
   const from = join(folder, 'lib')
   t.equal(await ingest(url, from, { dryRun: true }), 'books: would take in 2 documents, 1 empty\n')
+  t.notOk(existsSync(join(from, '.heartwood-ingest.jsonl')))
   t.match(await ingest(url, from), /^books: took in 2 documents as 2 chunks, 1 empty\n$/)
   t.equal(await ingest(url, from), 'books: took in 0 documents as 0 chunks, 2 unchanged, 1 empty\n')
   t.match(
@@ -73,6 +74,10 @@ t.test('a journal that is cut off, or of a collection that is gone, leaves nothi
   t.match(await ingest(url, folder, { journal }), '1 unchanged')
 
   await new Server(url, account).ask('DELETE', '/api/rag/collection', { collection: 'books' })
+  writeFileSync(journal, `null\n7\n${readFileSync(journal, 'utf8')}`)
+  const before = readFileSync(journal, 'utf8')
+  t.match(await ingest(url, folder, { journal, dryRun: true }), 'would take in 1 documents')
+  t.equal(readFileSync(journal, 'utf8'), before, 'what is only asked for changes nothing')
   t.match(await ingest(url, folder, { journal }), 'took in 1 documents')
 })
 
@@ -99,14 +104,11 @@ t.test('who may not, and a server that is not there, are told in words', async (
   t.throws(() => new Server('localhost', account), { message: /is no URL/ })
 })
 
-t.test('what a server refuses for now is asked again, and a token that has ended is got anew', async (t) => {
-  const answers: readonly (readonly [status: number, body: object, headers?: Record<string, string>])[] = [
-    [200, { access_token: 'first' }],
-    [503, { error: 'busy' }, { 'retry-after': '0' }],
-    [401, { error: 'Unauthorized' }],
-    [200, { access_token: 'second' }],
-    [200, { fine: true }]
-  ]
+/** A server that gives these answers in turn. @returns its URL, and what it was asked for */
+async function startScripted(
+  t: Test,
+  answers: readonly (readonly [status: number, body: object, headers?: Record<string, string>])[]
+): Promise<{ readonly url: string; readonly asked: readonly string[] }> {
   const asked: string[] = []
   const server = createServer((request, response) => {
     const [status, body, headers] = answers[asked.length] ?? [500, {}]
@@ -115,8 +117,19 @@ t.test('what a server refuses for now is asked again, and a token that has ended
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   t.teardown(() => server.close())
+  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, asked }
+}
+
+t.test('what a server refuses for now is asked again, and a token that has ended is got anew', async (t) => {
+  const { url, asked } = await startScripted(t, [
+    [200, { access_token: 'first' }],
+    [503, { error: 'busy' }, { 'retry-after': '0' }],
+    [401, { error: 'Unauthorized' }],
+    [200, { access_token: 'second' }],
+    [200, { fine: true }]
+  ])
   const retries: string[] = []
-  const client = new Server(`http://127.0.0.1:${(server.address() as AddressInfo).port}`, account)
+  const client = new Server(url, account)
   t.strictSame(await client.ask('GET', '/x', undefined, (reason) => retries.push(reason)), { fine: true })
   t.strictSame(asked, [
     '/api/auth/login ',
@@ -126,4 +139,47 @@ t.test('what a server refuses for now is asked again, and a token that has ended
     '/x Bearer second'
   ])
   t.strictSame(retries, ['503: busy'])
+})
+
+t.test('a login that fails for now is tried again, and one that failed does not fail those after it', async (t) => {
+  const busy = [429, { error: 'busy' }, { 'retry-after': '0' }] as const
+  const { url, asked } = await startScripted(t, [
+    busy,
+    [401, { error: 'Invalid credentials' }],
+    [200, { access_token: 'first' }],
+    [200, { fine: true }]
+  ])
+  const client = new Server(url, account)
+  await t.rejects(client.ask('GET', '/x'), { message: 'logging in as ada@example.org: 401: Invalid credentials' })
+  t.strictSame(await client.ask('GET', '/x'), { fine: true })
+  t.equal(asked.length, 4)
+})
+
+t.test('several that hear at once that a token has ended get one new one', async (t) => {
+  let logins = 0
+  let refused = 0
+  const server = createServer((request, response) => {
+    if (request.url === '/api/auth/login') {
+      logins += 1
+      response.end(JSON.stringify({ access_token: `t${logins}` }))
+    } else if (request.headers.authorization === 'Bearer t1') {
+      refused += 1
+      response.writeHead(401).end('{}')
+    } else response.end('{}')
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  t.teardown(() => server.close())
+  const client = new Server(`http://127.0.0.1:${(server.address() as AddressInfo).port}`, account)
+  await Promise.all(Array.from({ length: 8 }, () => client.ask('GET', '/x')))
+  t.equal(refused, 8)
+  t.equal(logins, 2)
+})
+
+t.test('what is found gives no orders to the terminal', async (t) => {
+  const hit = { content: 'red \u001B[31m', score: 1, metadata: { title: 'a\u001B]0;x\u0007', source: null } }
+  const { url } = await startScripted(t, [[200, { results: [hit], total: 1, strategy: 'bm25', duration_ms: 1 }]])
+  const server = new Server(url, { token: 'x' })
+  const shown = await runSearch({ server, query: 'red', collection: 'books', json: false })
+  t.equal(shown.split('\n')[0], '1. 1.000  a ]0;x ')
+  t.equal(shown.split('\n')[1], '   red [31m')
 })
