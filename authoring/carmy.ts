@@ -100,7 +100,7 @@ export async function createCarmy(options: CarmyOptions): Promise<Carmy> {
   }
   const http = program.service('http')
   return {
-    fetch: (request, { caller, address } = {}) =>
+    fetch: async (request, { caller, address } = {}) =>
       http.fetch(request, {
         ...(caller === undefined ? {} : { principal: toPrincipal(caller) }),
         ...(address === undefined ? {} : { address })
@@ -113,6 +113,10 @@ export async function createCarmy(options: CarmyOptions): Promise<Carmy> {
 
 /** @throws TypeError for a caller that is none */
 function toPrincipal({ principal, session, permissions }: TrustedCaller): Principal {
+  // Another type, or a name that is missing, would make one caller of several, and somebody of nobody.
+  if (principal !== undefined && (typeof principal !== 'string' || principal === '')) {
+    throw new TypeError('the principal of a caller is a text that is not empty, or left out for one who is anonymous')
+  }
   return {
     kind: principal === undefined ? 'anonymous' : 'host',
     id: principal ?? '',
