@@ -48,7 +48,7 @@ t.test('`heartwood mcp` serves the same catalog over stdio, as the trusted local
     client.onerror = (error) => wrong.push(error)
     await client.connect(transport)
     const { tools } = await client.listTools()
-    t.strictSame(tools.map(({ name }) => name).sort(), ['calculator', 'carmy_job', 'clock', 'wipe'])
+    t.strictSame(tools.map(({ name }) => name).sort(), ['calculator', 'carmy_job', 'clock', 'rag', 'wipe'])
     const sum = await client.callTool({ name: 'calculator', arguments: { expression: '6 * 7' } })
     t.match(sum.structuredContent, { result: 42 })
     t.match((await client.callTool({ name: 'wipe' })).structuredContent, { principal: 'local:stdio' })
