@@ -23,6 +23,7 @@ interface Config {
   readonly cache_mb: number
   readonly embedding_model: string
   readonly max_exact_vectors: number
+  readonly max_ingests: number
   readonly chunking: ChunkOptions
 }
 
@@ -55,6 +56,12 @@ const config = schemaOf<Config>({
       default: 20_000,
       description: 'Vectors of a collection up to which a search looks at each; beyond, an approximate index is made'
     },
+    max_ingests: {
+      type: 'integer',
+      minimum: 1,
+      default: 16,
+      description: 'Documents that are taken in at once while somebody waits for each; further ones are answered 503'
+    },
     chunking: {
       type: 'object',
       additionalProperties: false,
@@ -81,7 +88,7 @@ export default definePlugin({
   async apply(ctx, config) {
     const { store, workers, embeddings, tenants } = ctx.services
     // The number stands for the shape of the state: code that keeps another one starts with its own.
-    const state = await ctx.resource('state', 1, createState, () => {})
+    const state = await ctx.resource('state', 2, createState, () => {})
     const analyser = createAnalyser()
     const cacheBytes = (config.cache_mb * mebibyte) / 2
     const text = createTextIndex(store, { analyser, cacheBytes, work: state.index })
@@ -114,6 +121,7 @@ export default definePlugin({
       newId: randomUUID,
       tend: (id, ...spaces) => tending.tend(id, ...spaces),
       tending,
+      maxIngests: config.max_ingests,
       log: ctx.log,
       signal: ctx.signal,
       lease: () => ctx.lease()

@@ -1,4 +1,4 @@
-import type { Lease, Logger } from '../../kernel/index.ts'
+import { CodedError, type Lease, type Logger } from '../../kernel/index.ts'
 import type { Key } from '../store/types.ts'
 import { checkDocument, ingest, type IngestParts } from './ingest.ts'
 import { createJobs, type Ingesting, type Jobs } from './jobs.ts'
@@ -35,6 +35,8 @@ export interface RagService extends Rag {
 
 export interface RagParts extends IngestParts {
   readonly tending: Tending
+  /** Documents that may be on their way at once, while somebody waits for each. */
+  readonly maxIngests: number
   readonly log: Logger
   /** Fires when what nobody waits for must end. */
   readonly signal: AbortSignal
@@ -78,14 +80,27 @@ export function createRag(parts: RagParts): RagService {
     return removed
   }
 
-  const take = (owner: Owner, document: NewDocument, options: Parameters<Rag['ingest']>[2] = {}): Promise<Ingested> =>
-    ingest(parts, owner, checkDocument(document, parts.chunks), options)
+  /** Those beyond the limit would only wait, each with its document in memory. */
+  const take = async (owner: Owner, document: NewDocument, options: IngestOptions = {}): Promise<Ingested> => {
+    const checked = checkDocument(document, parts.chunks)
+    if (state.ingesting >= parts.maxIngests) {
+      throw new CodedError('RAG_BUSY', `${parts.maxIngests} documents are being taken in; try again later`, {
+        detail: { retryAfterSeconds: 1 }
+      })
+    }
+    state.ingesting += 1
+    try {
+      return await ingest(parts, owner, checked, options)
+    } finally {
+      state.ingesting -= 1
+    }
+  }
 
   const goOn: Ingesting = (owner, document, onProgress) =>
     ingest(parts, owner, document, { signal: parts.signal, onProgress })
 
   return {
-    ingest: async (owner, document, options) => take(owner, document, options),
+    ingest: take,
 
     search,
 

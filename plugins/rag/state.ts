@@ -16,6 +16,8 @@ export interface RagState {
   readonly agreements: Map<string, CollectionAgreement>
   /** Jobs that run in this process, by id, and how far they are. */
   readonly jobs: Map<string, Progress>
+  /** Documents that are being taken in while somebody waits for them. */
+  ingesting: number
   /** What a process before this one left behind was taken away. */
   swept: boolean
 }
@@ -41,6 +43,7 @@ export function createState(): RagState {
     tending: new Map(),
     agreements: new Map(),
     jobs: new Map(),
+    ingesting: 0,
     swept: false
   }
 }

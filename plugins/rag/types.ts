@@ -144,7 +144,8 @@ export interface CollectionInfo {
  *
  * Codes: `RAG_INVALID` (of an input; the message says which and why), `RAG_COLLECTION_UNKNOWN`, `RAG_DISABLED` (it needs
  * an encoder, and there is none), `RAG_MODEL_DIFFERS` (the collection has another model; the message says the way out),
- * `RAG_CONFLICT` (the collection was changed again and again under it), `RAG_JOB_UNKNOWN`, `RAG_ENCODER_FAILED`,
+ * `RAG_CONFLICT` (the collection was changed again and again under it), `RAG_BUSY` (too many documents are on their way;
+ * detail `retryAfterSeconds`), `RAG_JOB_UNKNOWN`, `RAG_ENCODER_FAILED`,
  * `RAG_INDEX_DAMAGED`, those of `workers`, and `RAG_ABORTED` when its signal fired.
  */
 export interface Rag {

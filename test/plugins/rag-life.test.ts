@@ -436,3 +436,19 @@ t.test('retiring the entry takes its routes, its service and its tool away', asy
   t.equal((await house.user().search('notes', 'x')).status, 404)
   t.equal((house.services('tools') as Tools).get('rag'), undefined)
 })
+
+t.test('documents beyond the limit are refused at once, and have a place again once others are in', async (t) => {
+  const user = (await startRag(t, { config: { max_ingests: 2 } })).user()
+  const text = 'The harbour opens at six. '.repeat(40)
+  const replies = await Promise.all(Array.from({ length: 5 }, (_, at) => user.ingest('busy', `${at} ${text}`)))
+  t.strictSame(
+    replies.map(({ status }) => status),
+    [200, 200, 503, 503, 503]
+  )
+  t.match(replies[2], {
+    headers: { 'retry-after': '1' },
+    body: { error: /^Service unavailable: 2 documents are being taken in/, code: 'INTERNAL_ERROR' }
+  })
+  t.equal((await user.ingest('busy', `again ${text}`)).status, 200)
+  t.match(await user.collections(), [{ name: 'busy', source_count: 3 }])
+})
