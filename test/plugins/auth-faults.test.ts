@@ -193,8 +193,8 @@ t.test('what is not on disk is not acknowledged', async (t) => {
   }
 })
 
-/** How many tokens are raced for; more by REFRESH_TOKENS, for a long run. */
-const count = Number(process.env['REFRESH_TOKENS'] ?? 200)
+/** How many tokens are raced for; more by HEARTWOOD_TEST_TOKENS, for a long run. */
+const count = Number(process.env['HEARTWOOD_TEST_TOKENS'] ?? 200)
 
 t.test(`of twenty refreshes of one token at once one wins, for ${count} tokens at once`, async (t) => {
   const { services } = await startHouse(t, [], { http: false })

@@ -8,7 +8,7 @@ import { toolOf, toolsPlugin, trustingGuard, World } from '../fixtures/carmy-too
 import { startHouse } from '../harness.ts'
 
 /** More of them, for those who have the time. */
-const times = Number(process.env['HEARTWOOD_MANY'] ?? 1)
+const times = Number(process.env['HEARTWOOD_TEST_TIMES'] ?? 1)
 
 type T = Parameters<typeof startHouse>[0]
 

@@ -23,8 +23,8 @@ import { collect, startHouse } from '../harness.ts'
 
 type T = Parameters<typeof startHouse>[0]
 
-const seed = Number(process.env['FC_SEED'] ?? Date.now() % 2 ** 31)
-t.comment(`property tests: FC_SEED=${seed}`)
+const seed = Number(process.env['HEARTWOOD_TEST_SEED'] ?? Date.now() % 2 ** 31)
+t.comment(`property tests: HEARTWOOD_TEST_SEED=${seed}`)
 
 const analyser = createAnalyser()
 const termsOf = (text: string) => [...analyser.analyse(text).terms]

@@ -50,8 +50,8 @@ function gate() {
   return { passed, pass }
 }
 
-const seed = Number(process.env['FC_SEED'] ?? Date.now() % 2 ** 31)
-t.comment(`property tests: FC_SEED=${seed}`)
+const seed = Number(process.env['HEARTWOOD_TEST_SEED'] ?? Date.now() % 2 ** 31)
+t.comment(`property tests: HEARTWOOD_TEST_SEED=${seed}`)
 
 // ---- values, versions, transactions
 

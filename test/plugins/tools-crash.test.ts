@@ -9,7 +9,7 @@ import { createStore } from '../../plugins/store/service.ts'
 import { effectsIn, startCrashTools } from '../fixtures/crash-tools.ts'
 
 /** More of them, for those who have the time. */
-const kills = Number(process.env['HEARTWOOD_KILLS'] ?? 4)
+const kills = Number(process.env['HEARTWOOD_TEST_KILLS'] ?? 4)
 
 const by = { actor: 'admin_secret', address: '127.0.0.1' }
 

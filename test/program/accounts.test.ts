@@ -22,12 +22,12 @@ const register = (server: Server, email: string) =>
 const refresh = (server: Server, token: string) =>
   call(server, 'POST', '/api/auth/refresh', { body: { refresh_token: token } })
 
-const seed = Number(process.env['FC_SEED'] ?? Date.now() % 2 ** 31)
+const seed = Number(process.env['HEARTWOOD_TEST_SEED'] ?? Date.now() % 2 ** 31)
 /** `bench/crash.ts` is the long form. */
-const kills = Number(process.env['KILLS'] ?? 5)
+const kills = Number(process.env['HEARTWOOD_TEST_KILLS'] ?? 5)
 
 t.test(`nothing that was acknowledged is lost to ${kills} kills, and nothing is counted twice`, async (t) => {
-  t.comment(`FC_SEED=${seed}`)
+  t.comment(`HEARTWOOD_TEST_SEED=${seed}`)
   const rounds = fc.sample(fc.integer({ min: 5, max: 60 }), { seed, numRuns: kills })
   const options = { cwd: folder(t), env: { ADMIN_API_KEY: adminKey } }
   const load = new CrashLoad(adminKey, Math.random)

@@ -9,7 +9,7 @@ import { naughtyStrings } from '../fixtures/naughty-strings.ts'
 import { adminSecret, password, secret, startShipped } from '../fixtures/shipped-house.ts'
 
 /** Every try on every route, and more of them, for a long run. */
-const isWhole = process.env['HOSTILE_ALL'] !== undefined
+const isWhole = process.env['HEARTWOOD_TEST_WHOLE'] !== undefined
 const share = 12
 
 const pathOf = ({ path }: Route, params: Readonly<Record<string, string>> = {}): string =>
@@ -160,7 +160,7 @@ function sample(name: string, { type, enum: values }: Property): unknown {
 }
 
 /** More of them from a JSON file with an array of strings. */
-const file = process.env['NAUGHTY_STRINGS']
+const file = process.env['HEARTWOOD_TEST_STRINGS']
 const strings = [...naughtyStrings, ...(file === undefined ? [] : (JSON.parse(readFileSync(file, 'utf8')) as string[]))]
 
 t.test(`${strings.length} odd texts in every field, parameter and header end in no error of ours`, async (t) => {
