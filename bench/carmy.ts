@@ -144,7 +144,7 @@ const catalog = defineBench({
       const request = httpRequest('GET', '/agent/tools')
       const { body } = await expect(200, process.port, request)
       if (!body.includes('"tool_00999"')) throw new Error(`${name} does not list the last tool`)
-      return () => measureLoad(process, { request, connections: 16 })
+      return () => measureLoad(process, { request })
     }),
     sideOf(name + known, server, async (process) => {
       const { headers } = await expect(200, process.port, httpRequest('GET', '/agent/tools'))
