@@ -159,12 +159,12 @@ function chunkSemantic(text: string, { size, overlap }: ChunkOptions): Chunk[] {
   const words = new Intl.Segmenter('und', { granularity: 'word' })
   const textEnd = text.trimEnd().length
   const chunks: Chunk[] = []
-  // A mark may sit on the blank before it.
-  const skip = (at: number) => {
+  // A mark may sit on the blank before it; where there is none, only a border that is known tells where flags begin.
+  const skip = (at: number, known: number) => {
     const found = skipBlank(text, at)
-    return border(found, found - 2)
+    return border(found, found === at ? known : found - 2)
   }
-  let from = skip(0)
+  let from = skip(0, 0)
   while (from < textEnd) {
     let to = textEnd
     if (textEnd - from > size) {
@@ -175,9 +175,9 @@ function chunkSemantic(text: string, { size, overlap }: ChunkOptions): Chunk[] {
     }
     const end = from + text.slice(from, to).trimEnd().length
     chunks.push({ text: text.slice(from, end), start: from, end })
-    const next = skip(to)
+    const next = skip(to, from)
     const shared =
-      to >= textEnd || overlap === 0 ? next : skip(overlapStart(text, from, next, overlap, fences, sentences))
+      to >= textEnd || overlap === 0 ? next : skip(overlapStart(text, from, next, overlap, fences, sentences), from)
     from = shared > from ? shared : next
   }
   return chunks

@@ -65,6 +65,8 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
       maxThreads: settings.max_threads,
       idleTimeout: settings.idle_timeout_ms,
       resourceLimits: { maxOldGenerationSizeMb: settings.max_heap_mb },
+      // What is preloaded into the main thread (`--import`) would take its time and memory in each thread again.
+      execArgv: [],
       recordTiming: false
     })
     // A thread that fails with no task on it: while it starts, or by something a task left behind.

@@ -39,7 +39,7 @@ const guard = definePlugin({
   }
 })
 
-/** A store that reads nothing and keeps nothing, but for what tools ask of it. */
+/** A store that reads nothing and keeps nothing, but for what tools ask it at their start: whether there are grants. */
 const brokenStore = definePlugin({
   name: 'broken-store',
   provides: ['store'],
@@ -48,7 +48,11 @@ const brokenStore = definePlugin({
       Promise.reject(new CodedError('STORE_FAILED', 'the disk at /secret/path is gone'))
     ctx.provide('store', {
       get: fail,
-      range: () => ({ [Symbol.asyncIterator]: () => ({ next: fail }) }),
+      range: (collection: string) => ({
+        [Symbol.asyncIterator]: () => ({
+          next: collection === 'tools.grants' ? () => Promise.resolve({ done: true as const, value: undefined }) : fail
+        })
+      }),
       atomically: fail,
       reserve: fail,
       flushed: fail,

@@ -318,6 +318,18 @@ t.test('chunks hold all of a text at the offsets they tell, and cut no grapheme'
   t.end()
 })
 
+t.test('two flags in a row are two, wherever a chunk ends', (t) => {
+  const chunks = chunkText('word 🇩🇪🇩🇪a# Heading\no\u0308\u0323word ', { strategy: 'semantic', size: 30, overlap: 0 })
+  t.strictSame(
+    chunks.map(({ start, end }) => [start, end]),
+    [
+      [0, 9],
+      [9, 31]
+    ]
+  )
+  t.end()
+})
+
 t.test('one run without a break is cut all the same, in time that grows with its length', (t) => {
   for (const unit of ['a', 'AAAA/BBBB+', '😀', '界', '\u0301', '🇩🇪', '```x\n']) {
     const text = unit.repeat(Math.ceil(220_000 / unit.length))

@@ -40,11 +40,15 @@ t.test(`nothing that was acknowledged is lost to ${kills} kills, and nothing is 
     return { url: server.url, kill }
   }
   let server = await start()
-  for (const requests of rounds) {
+  const round = async (requests: number) => {
     await load.runAndKill(server, requests)
     server = await start()
     t.strictSame(await load.check(server), [], JSON.stringify(load.acknowledged))
   }
+  for (const requests of rounds) await round(requests)
+  // Short rounds may end before a password is hashed: something of each kind is to be there.
+  const isMissing = () => Object.values(load.acknowledged).includes(0)
+  for (let more = 0; more < 10 && isMissing(); more += 1) await round(60)
   t.strictSame(await load.check(server, true), [], 'all of it')
   for (const [what, count] of Object.entries(load.acknowledged)) t.ok(count > 0, `${count} ${what}`)
 })

@@ -49,11 +49,13 @@ export async function serve(t: Test, options: ServerOptions): Promise<Server> {
 }
 
 function start(t: Test, command: readonly string[], options: ServerOptions) {
-  // The secrets of the machine the tests run on are not those of the test.
-  const env = { ...process.env, ADMIN_API_KEY: undefined, JWT_SECRET: undefined, HOST: undefined, PORT: undefined }
-  const child = spawn(process.execPath, [main, ...command], {
+  const kept = Object.fromEntries(['PATH', 'HOME', 'TMPDIR'].map((name) => [name, process.env[name]]))
+  const env = Object.entries({ ...kept, ...options.env }).flatMap(([name, value]) =>
+    value === undefined ? [] : `${name}=${value}`
+  )
+  // `env -i` leaves out the secrets of the machine, and the loaders that tap puts into every child and each of its threads.
+  const child = spawn('env', ['-i', ...env, process.execPath, main, ...command], {
     cwd: options.cwd,
-    env: { ...env, ...options.env },
     stdio: ['ignore', 'pipe', 'pipe']
   })
   t.teardown(() => child.kill('SIGKILL'))
