@@ -103,7 +103,8 @@ export async function startSubject({
   await writeFile(file, settings + entries)
   const server = await startServer(new URL('../main.js', import.meta.url), {
     ...options,
-    args: ['serve', '--program', file, '--data', join(folder, 'data'), '--port', '0'],
+    // A line for each call would wait for this process to read it: a pipe is written at once, or not at all.
+    args: ['serve', '--log-level', 'warn', '--program', file, '--data', join(folder, 'data'), '--port', '0'],
     env: { ...options.env, ADMIN_API_KEY: adminSecret }
   })
 
