@@ -5,7 +5,7 @@ import { parseArgs } from 'node:util'
 import { createLoader } from './authoring/start.ts'
 import { isCoded, messageOf } from './kernel/errors.ts'
 import { checkProgram, type HostOptions, planProgram, type ProgramHost, startKernel } from './kernel/host.ts'
-import { createJsonLogger, gatherLines, type Logger, type LogLevel } from './kernel/log.ts'
+import { createJsonLogger, createLineWriter, type LineWriter, type Logger, type LogLevel } from './kernel/log.ts'
 import { resolveConfig } from './kernel/program.ts'
 import { isGroup } from './kernel/tree.ts'
 
@@ -71,6 +71,9 @@ const flagOptions = {
 
 type Flags = ReturnType<typeof parseCommand>['values']
 
+/** How long the end of the process waits for whoever reads the log. */
+const lastLinesMs = 500
+
 const levels: readonly string[] = ['debug', 'info', 'warn', 'error'] satisfies readonly LogLevel[]
 
 await main()
@@ -133,9 +136,10 @@ async function start(
   flags: Flags,
   options: Omit<HostOptions, 'log'>
 ): Promise<{ host: ProgramHost; stop: () => void }> {
+  const lines = createLineWriter(process.stderr.fd)
   const log = createJsonLogger({
     level: flags['log-level'] as LogLevel,
-    write: gatherLines((lines) => process.stderr.write(lines)),
+    write: lines.write,
     readable: (stack) => options.loader.readable(stack)
   })
   // A plugin's stray error is that plugin's failure, not the end of everybody else's requests.
@@ -148,7 +152,7 @@ async function start(
     log[isNews ? 'warn' : 'debug'](`the runtime warns: ${warning.message}`, { stack: warning.stack })
   })
   const host = await startKernel({ ...options, log, watch: { settleMs: 200 } })
-  return { host, stop: stopOnSignals(host, log) }
+  return { host, stop: stopOnSignals(host, log, lines) }
 }
 
 /**
@@ -156,7 +160,7 @@ async function start(
  * drain that takes too long.
  * @returns drains and ends as well, and is no signal
  */
-function stopOnSignals(host: ProgramHost, log: Logger): () => void {
+function stopOnSignals(host: ProgramHost, log: Logger, lines: LineWriter): () => void {
   let stopping = false
   const stop = () => {
     if (stopping) return
@@ -164,13 +168,13 @@ function stopOnSignals(host: ProgramHost, log: Logger): () => void {
     const { shutdown_timeout_ms: timeoutMs } = host.program.settings
     setTimeout(() => {
       log.error('the stop took too long and was given up', { timeout_ms: timeoutMs })
-      endNow('SIGTERM')
+      void endNow('SIGTERM', lines)
     }, timeoutMs).unref()
     host.stop().then(
-      () => process.exit(0),
+      () => exit(0, lines),
       (error: unknown) => {
         log.error('the stop failed', { error })
-        process.exit(1)
+        return exit(1, lines)
       }
     )
   }
@@ -179,7 +183,7 @@ function stopOnSignals(host: ProgramHost, log: Logger): () => void {
     signals += 1
     if (signals > 1) {
       log.warn('ended by a second signal', { signal })
-      return endNow(signal)
+      return void endNow(signal, lines)
     }
     log.info('stopping', { signal })
     stop()
@@ -189,11 +193,22 @@ function stopOnSignals(host: ProgramHost, log: Logger): () => void {
   return stop
 }
 
+/** Ends with this code, or without one where nobody reads the log: `process.exit` would wait for the thread that writes it. */
+async function exit(code: number, lines: LineWriter): Promise<void> {
+  if (!(await lines.settled(lastLinesMs))) killSelf('SIGTERM')
+  process.exit(code)
+}
+
 /**
  * Not by `process.exit`: that takes apart what threads in native code (of the store, of password hashing) still use, and
  * the process now and then ends in a crash. What is on disk needs no way out.
  */
-function endNow(signal: NodeJS.Signals): void {
+async function endNow(signal: NodeJS.Signals, lines: LineWriter): Promise<void> {
+  await lines.settled(lastLinesMs)
+  killSelf(signal)
+}
+
+function killSelf(signal: NodeJS.Signals): void {
   process.removeAllListeners(signal)
   process.kill(process.pid, signal)
 }

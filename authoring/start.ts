@@ -4,7 +4,7 @@ import { type CodeLoader, createCodeLoader } from '../kernel/code.ts'
 import { startKernel as startHost } from '../kernel/host.ts'
 import {
   createJsonLogger,
-  gatherLines,
+  createLineWriter,
   type Entry,
   type FiberStatus,
   type Logger,
@@ -64,7 +64,7 @@ export async function startKernel(options: StartOptions): Promise<RunningProgram
           },
     loader: withPlugins(createLoader(base.startsWith('file:') ? dirname(fileURLToPath(base)) : base), made),
     env,
-    log: options.log ?? createJsonLogger({ level: 'info', write: gatherLines((lines) => process.stderr.write(lines)) }),
+    log: options.log ?? createJsonLogger({ level: 'info', write: createLineWriter(process.stderr.fd).write }),
     ...(options.watch === true ? { watch: { settleMs: 200 } } : {})
   })
   const { kernel } = host

@@ -3,6 +3,9 @@ import { once } from 'node:events'
 import { cpus } from 'node:os'
 import { fileURLToPath } from 'node:url'
 
+/** Of what a process writes, this much is kept to be shown should it end badly. */
+const keptOutputUnits = 65_536
+
 /** What a process has used since it began: all its threads, user and system time. */
 export interface Usage {
   readonly cpuUs: number
@@ -96,6 +99,7 @@ export async function startServer(module: URL, options: ProcessOptions = {}): Pr
       const found = output().match(/http:\/\/[^\s/"]+:(\d+)/)
       if (found === null) return
       clearTimeout(late)
+      for (const stream of [child.stdout!, child.stderr!]) stream.off('data', look)
       resolve(Number(found[1]))
     }
     child.stdout!.on('data', look)
@@ -178,10 +182,13 @@ function launch(module: URL, options: ProcessOptions): { child: ChildProcess; ou
     env: { ...process.env, ...options.env },
     ...(options.cwd === undefined ? {} : { cwd: options.cwd })
   })
-  const written: string[] = []
-  for (const stream of [child.stdout!, child.stderr!])
-    stream.setEncoding('utf8').on('data', (text) => written.push(text))
-  return { child, output: () => written.join('') }
+  let written = ''
+  for (const stream of [child.stdout!, child.stderr!]) {
+    stream.setEncoding('utf8').on('data', (text: string) => {
+      written = (written + text).slice(-keptOutputUnits)
+    })
+  }
+  return { child, output: () => written }
 }
 
 async function ask<T>(child: ChildProcess, question: unknown): Promise<T> {

@@ -104,7 +104,7 @@ export async function startSubject({
   const server = await startServer(new URL('../main.js', import.meta.url), {
     ...options,
     // A line for each call would wait for this process to read it: a pipe is written at once, or not at all.
-    args: ['serve', '--log-level', 'warn', '--program', file, '--data', join(folder, 'data'), '--port', '0'],
+    args: ['serve', '--program', file, '--data', join(folder, 'data'), '--port', '0'],
     env: { ...options.env, ADMIN_API_KEY: adminSecret }
   })
 

@@ -15,7 +15,15 @@ export type {
   StepAction
 } from './control.ts'
 export { CodedError, type ErrorOptions, isCoded, messageOf } from './errors.ts'
-export { createJsonLogger, gatherLines, type LogFields, type Logger, type LogLevel, silentLogger } from './log.ts'
+export {
+  createJsonLogger,
+  createLineWriter,
+  type LineWriter,
+  type LogFields,
+  type Logger,
+  type LogLevel,
+  silentLogger
+} from './log.ts'
 export {
   type Awaitable,
   type Child,

@@ -1,3 +1,4 @@
+import { write, writeSync } from 'node:fs'
 import { CodedError } from './errors.ts'
 
 export type LogLevel = 'debug' | 'info' | 'warn' | 'error' | 'silent'
@@ -60,32 +61,97 @@ export function createJsonLogger(options: {
   return build({})
 }
 
+/** Where the lines of a log go. Whoever logs never waits for it. */
+export interface LineWriter {
+  readonly write: (line: string, level: LogLevel) => void
+  /** Whether all lines are written or given up as lost; waits for that, `timeoutMs` at most. */
+  readonly settled: (timeoutMs: number) => Promise<boolean>
+}
+
 const gatherMs = 20
 const gatherUnits = 65_536
+const maxWaitingUnits = 4_194_304
 
 /**
- * Makes one write of the lines of 20 ms, since a system call for each costs more than the line. Warnings and errors do
- * not wait, and nothing does when the process ends, but for one that is killed.
+ * Writes lines to a file descriptor, in the background: node's own `stderr` writes to a pipe at once, and a server whose
+ * log is read slowly would serve slowly. The lines of 20 ms are one write, since a system call for each costs more than
+ * the line; warnings and errors do not wait for it. While 4 Mi characters wait to be written, further lines are lost,
+ * and so are those that the file refuses (a full disk, a reader that has left): one line then says how many. What waits
+ * is written when the process ends, but for one that is killed.
  */
-export function gatherLines(write: (lines: string) => void): (line: string, level: LogLevel) => void {
-  let gathered = ''
+export function createLineWriter(fd: number): LineWriter {
+  let waiting = ''
+  let writing: Buffer | undefined
+  let lost = 0
   let timer: NodeJS.Timeout | undefined
-  const flush = (): void => {
+  const settling = new Set<() => void>()
+
+  const begin = (): void => {
     clearTimeout(timer)
     timer = undefined
-    process.off('exit', flush)
-    const lines = gathered
-    gathered = ''
-    if (lines !== '') write(lines)
+    if (writing !== undefined || waiting === '') return
+    process.off('exit', finish)
+    writing = Buffer.from(waiting + lossLine(lost))
+    waiting = ''
+    lost = 0
+    step(writing)
   }
-  return (line, level) => {
-    gathered += line
-    if (level === 'warn' || level === 'error' || gathered.length >= gatherUnits) return flush()
-    if (timer !== undefined) return
-    process.on('exit', flush)
-    timer = setTimeout(flush, gatherMs)
-    timer.unref()
+  const step = (bytes: Buffer): void => {
+    writing = bytes
+    write(fd, bytes, (error, written) => {
+      if (error?.code === 'EAGAIN') return void setTimeout(step, gatherMs, bytes)
+      if (error === null && written < bytes.length) return step(bytes.subarray(written))
+      if (error !== null) lost += countLines(bytes)
+      writing = undefined
+      if (waiting !== '') return begin()
+      for (const settle of settling) settle()
+    })
   }
+  const finish = (): void => {
+    try {
+      writeSync(fd, waiting + lossLine(lost))
+    } catch {
+      // Nobody is left who could be told.
+    }
+  }
+  return {
+    write(line, level) {
+      if (waiting.length + line.length > maxWaitingUnits) {
+        lost += 1
+        return
+      }
+      if (waiting === '') process.on('exit', finish)
+      waiting += line
+      if (writing !== undefined) return
+      if (level === 'warn' || level === 'error' || waiting.length >= gatherUnits) return begin()
+      timer ??= setTimeout(begin, gatherMs).unref()
+    },
+    settled(timeoutMs) {
+      begin()
+      if (writing === undefined) return Promise.resolve(true)
+      return new Promise((resolve) => {
+        const settle = (): void => {
+          clearTimeout(limit)
+          settling.delete(settle)
+          resolve(writing === undefined)
+        }
+        const limit = setTimeout(settle, timeoutMs)
+        settling.add(settle)
+      })
+    }
+  }
+}
+
+function lossLine(lost: number): string {
+  if (lost === 0) return ''
+  const message = 'lines of the log were lost: they could not be written, or not as fast as they came'
+  return `${JSON.stringify({ time: new Date().toISOString(), level: 'warn', message, lines: lost })}\n`
+}
+
+function countLines(bytes: Buffer): number {
+  let count = 0
+  for (let at = bytes.indexOf(10); at !== -1; at = bytes.indexOf(10, at + 1)) count += 1
+  return count
 }
 
 /** A logger that writes nothing. */

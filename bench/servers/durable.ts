@@ -2,7 +2,7 @@
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { createJsonLogger, definePlugin, gatherLines, type Plugin, silentLogger } from '../../kernel/index.ts'
+import { createJsonLogger, createLineWriter, definePlugin, type Plugin, silentLogger } from '../../kernel/index.ts'
 import { Kernel } from '../../kernel/kernel.ts'
 import carmy from '../../plugins/carmy/index.ts'
 import http from '../../plugins/http/index.ts'
@@ -34,9 +34,7 @@ const subject = definePlugin({
 
 const folder = await mkdtemp(join(tmpdir(), 'heartwood-bench-'))
 const log =
-  process.argv[2] === 'log'
-    ? createJsonLogger({ write: gatherLines((lines) => process.stderr.write(lines)) })
-    : silentLogger
+  process.argv[2] === 'log' ? createJsonLogger({ write: createLineWriter(process.stderr.fd).write }) : silentLogger
 const kernel = new Kernel({ log })
 const entries: readonly (readonly [Plugin, object])[] = [
   [store, { path: folder }],

@@ -1,45 +1,96 @@
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { closeSync, openSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
 import t from 'tap'
-import { createJsonLogger, gatherLines } from '../../kernel/log.ts'
+import { createJsonLogger, createLineWriter } from '../../kernel/log.ts'
 
-t.test('lines that are gathered', async (t) => {
-  t.test('come together, a little later, in their order', async (t) => {
-    const written = new Promise<string>((resolve) => {
-      const log = createJsonLogger({ write: gatherLines(resolve) })
-      log.info('one')
-      log.info('two')
-    })
-    // The timer of the lines keeps no process alive.
-    const alive = setInterval(() => {}, 1_000)
-    t.teardown(() => clearInterval(alive))
-    t.match((await written).split('\n'), [/"one"/, /"two"/, /^$/])
+/** A log in a file, and what is in that file. */
+function fileLog(t: { testdir(): string; teardown(work: () => void): void }) {
+  const path = join(t.testdir(), 'log')
+  const fd = openSync(path, 'w')
+  t.teardown(() => closeSync(fd))
+  const lines = createLineWriter(fd)
+  return { lines, log: createJsonLogger({ write: lines.write }), text: () => readFileSync(path, 'utf8') }
+}
+
+t.test('lines of a log that is a file', async (t) => {
+  t.test('come in their order, whatever their level', async (t) => {
+    const { log, lines, text } = fileLog(t)
+    log.info('one')
+    log.error('two')
+    log.info('three')
+    t.equal(await lines.settled(10_000), true)
+    t.match(text().split('\n'), [/"one"/, /"two"/, /"three"/, /^$/])
   })
 
-  t.test('do not wait when one of them is a warning or an error', async (t) => {
-    const written: string[] = []
-    const log = createJsonLogger({ write: gatherLines((lines) => written.push(lines)) })
-    log.info('before')
-    log.error('at once')
-    t.equal(written.length, 1)
-    t.match(written[0]?.split('\n'), [/"before"/, /"at once"/, /^$/])
-  })
-
-  t.test('do not wait when they are many', async (t) => {
-    const written: string[] = []
-    const log = createJsonLogger({ write: gatherLines((lines) => written.push(lines)) })
-    log.info('x'.repeat(70_000))
-    t.equal(written.length, 1)
+  t.test('are written a little later by themselves', async (t) => {
+    const { log, text } = fileLog(t)
+    log.info('one')
+    while (text() === '') await new Promise(setImmediate)
+    t.match(text(), /"one"/)
   })
 
   t.test('are written when the process ends', async (t) => {
-    const written: string[] = []
     const before = process.listeners('exit')
-    const log = createJsonLogger({ write: gatherLines((lines) => written.push(lines)) })
+    const { log, text } = fileLog(t)
     log.info('the last one')
-    const added = process.listeners('exit').filter((listener) => !before.includes(listener))
-    for (const listener of added) listener(0)
-    t.match(written, [/"the last one"/])
-    t.strictSame(process.listeners('exit'), before, 'and nothing stays behind')
+    for (const listener of process.listeners('exit').filter((each) => !before.includes(each))) listener(0)
+    t.match(text(), /"the last one"/)
   })
+
+  t.test('leave no listener behind', async (t) => {
+    const before = process.listeners('exit')
+    const { log, lines } = fileLog(t)
+    for (let at = 0; at < 20; at++) log.info('one')
+    await lines.settled(10_000)
+    t.strictSame(process.listeners('exit'), before)
+  })
+
+  t.test('that are larger than one write are whole', async (t) => {
+    const { log, lines, text } = fileLog(t)
+    const long = 'ü'.repeat(1_000_000)
+    log.info(long)
+    log.info('after')
+    await lines.settled(10_000)
+    t.match(text().split('\n'), [new RegExp(`"${long.slice(0, 9)}`), /"after"/, /^$/])
+    t.equal(JSON.parse(text().split('\n')[0]!).message, long)
+  })
+})
+
+t.test('a reader that does not read holds nobody up: lines are lost, and one line says how many', async (t) => {
+  const writer = fileURLToPath(new URL('../fixtures/log-writer.js', import.meta.url))
+  const child = spawn('env', ['-i', process.execPath, writer], { stdio: ['ignore', 'pipe', 'pipe'] })
+  t.teardown(() => child.kill('SIGKILL'))
+  const [word] = await once(child.stdout.setEncoding('utf8'), 'data')
+  t.equal(word, 'went on\n', 'while the pipe was full')
+  let text = ''
+  for await (const chunk of child.stderr.setEncoding('utf8')) text += chunk
+  const lines = text
+    .trimEnd()
+    .split('\n')
+    .map((line) => JSON.parse(line))
+  const numbers = lines.flatMap((line) => (typeof line.number === 'number' ? [line.number as number] : []))
+  t.strictSame(
+    numbers,
+    [...numbers].sort((a, b) => a - b),
+    'none is out of its order'
+  )
+  const told = lines.reduce((sum, line) => sum + (line.lines ?? 0), 0)
+  t.ok(told > 0)
+  t.equal(numbers.length + told, 100_000, 'each line is there or is told of')
+})
+
+t.test('a file that takes no line, as on a full disk, does no harm', async (t) => {
+  const fd = openSync('/dev/full', 'w')
+  t.teardown(() => closeSync(fd))
+  const lines = createLineWriter(fd)
+  const log = createJsonLogger({ write: lines.write })
+  log.error('one')
+  t.equal(await lines.settled(10_000), true)
+  log.error('two')
+  t.equal(await lines.settled(10_000), true)
 })
 
 t.test('a field that is an error or a bigint is written in full, alone or among others', async (t) => {

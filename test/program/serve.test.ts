@@ -257,6 +257,46 @@ t.test(
   }
 )
 
+t.test('a log that nobody reads holds up neither the answers nor the end', async (t) => {
+  const cwd = folder(t, (program) => `${program}\n${noisyEntry}`)
+  writeFileSync(join(cwd, 'noisy.mjs'), noisyPlugin)
+  const server = await serve(t, { cwd })
+  server.child.stderr!.pause()
+  t.equal((await call(server, 'GET', '/noise')).json.lines, 20_000)
+  t.equal((await call(server, 'GET', '/health')).text, 'OK')
+  const exit = once(server.child, 'exit')
+  server.child.kill('SIGTERM')
+  t.strictSame(await exit, [null, 'SIGTERM'])
+})
+
+const noisyEntry = `
+[[entry]]
+id = "noisy"
+plugin = "./noisy.mjs"
+`
+
+/** Writes far more than a pipe holds. */
+const noisyPlugin = `
+import { definePlugin } from 'heartwood'
+
+export default definePlugin({
+  name: 'noisy',
+  apply(ctx) {
+    ctx.contribute('http.routes', {
+      method: 'GET',
+      path: '/noise',
+      operationId: 'noise',
+      summary: 'Logs a lot',
+      replies: { 200: { type: 'object' } },
+      handle: () => {
+        for (let line = 0; line < 20_000; line++) ctx.log.info('noise', { line, filling: 'x'.repeat(100) })
+        return { body: { lines: 20_000 } }
+      }
+    })
+  }
+})
+`
+
 t.test('a plugin given by path answers, is listed, and one that does not load fails alone', async (t) => {
   const cwd = folder(t, (program) => `${program}\n${helloEntry}`)
   writeFileSync(join(cwd, 'hello.ts'), helloPlugin)
