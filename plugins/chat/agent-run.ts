@@ -26,6 +26,8 @@ export interface AgentRun {
   readonly message: string
   /** Show the text while it is made; otherwise it is only in the result. */
   readonly streaming: boolean
+  /** Read the model's text while it is made, also where it is not shown: so it is known how far a cut one had come. */
+  readonly isFollowed: boolean
   readonly ending: LinkedSignal
   /** Is told what the run takes, while it goes on. */
   readonly spent: Spending
@@ -120,6 +122,7 @@ export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
     let isWhole = false
     try {
       if (run.streaming) yield* askStreaming(run, options, step, before)
+      else if (run.isFollowed) await follow(askStreaming(run, options, step, before))
       else await ask(run, options, step)
       isWhole = true
     } catch (error) {
@@ -151,6 +154,10 @@ async function ask(run: AgentRun, options: LanguageModelV3CallOptions, step: Ste
   assertFinished(finishReason.unified)
   assertBounded(step)
   step.usage = usage
+}
+
+async function follow(pieces: AsyncGenerator<Token, void>): Promise<void> {
+  for await (const _ of pieces) continue
 }
 
 async function* askStreaming(

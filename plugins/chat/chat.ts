@@ -14,7 +14,7 @@ import { parseChoice, routingCall } from './routing.ts'
 import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
 import type { Tally } from './tally.ts'
 import { isPlainId, maxIdBytes, toWellFormed } from './text.ts'
-import type { AgentDefinition, Chat, Source, TurnRequest } from './types.ts'
+import type { AgentDefinition, Chat, ModelProvider, Source, TurnRequest } from './types.ts'
 
 export interface Config {
   /** Messages of the conversation that the model is shown again. */
@@ -73,8 +73,7 @@ const callerFaults: readonly string[] = [
 /** An agent and a model at work: they stay as they are until this is closed. */
 interface Hold {
   readonly agent: AgentDefinition
-  /** Name of what provides the model. */
-  readonly provider: string
+  readonly provider: ModelProvider
   readonly model: LanguageModelV3
   /** Fires when the caller leaves, the server stops, or the drain time of the agent or the provider is over. */
   readonly ending: LinkedSignal
@@ -216,9 +215,11 @@ export function createChat(options: {
   }
 
   function run(turn: OpenTurn, { kind, id }: Principal, streaming: boolean): AsyncGenerator<Token, Answer> {
-    const { agent, model, ending } = turn.held
+    const { agent, provider, model, ending } = turn.held
     const { history, message, spent } = turn
-    return runAgent({ agent, model, tools, principal: `${kind}:${id}`, history, message, streaming, ending, spent })
+    const isFollowed = turn.meter !== undefined && provider.streamsUsage === true
+    const principal = `${kind}:${id}`
+    return runAgent({ agent, model, tools, principal, history, message, streaming, isFollowed, ending, spent })
   }
 
   /** Resolves when the turn is stored, and settled if it is counted. */
@@ -244,8 +245,9 @@ export function createChat(options: {
     const failure = toFailure(error, held.ending.signal, what)
     meter?.failed(failure.message)
     if (failure.code === 'CHAT_MODEL_FAILED') {
-      const subject = `provider ${held.provider}`
-      const title = `Language models of '${held.provider}' fail`
+      const { name } = held.provider
+      const subject = `provider ${name}`
+      const title = `Language models of '${name}' fail`
       raise({ severity: 'warning', source: 'chat', subject, title, message: failure.message })
     }
     return failure
@@ -271,7 +273,7 @@ export function createChat(options: {
         return {
           reply: { response: text, agent: turn.label, context_id: turn.contextId, sources },
           agent: agent.name,
-          provider,
+          provider: provider.name,
           model: model.modelId,
           usage: { inputTokens, outputTokens }
         }
@@ -350,7 +352,7 @@ function hold(
   const ending = new LinkedSignal(() => [caller.signal, agentLease.signal, providerLease.signal])
   return {
     agent: agent.item,
-    provider: provider.item.name,
+    provider: provider.item,
     model,
     ending,
     close() {

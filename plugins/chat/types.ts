@@ -18,6 +18,11 @@ export interface ModelProvider {
   readonly name: string
   /** Its models by the part after the slash, the default first; also found by this name alone. */
   readonly models: readonly string[]
+  /**
+   * Its streams tell at their end how many tokens they took. Turns that are counted for a tenant are then asked as
+   * streams, also where the caller gets the answer whole: of one that is cut off it is known what had been made.
+   */
+  readonly streamsUsage?: boolean
   /** @throws CodedError `CHAT_MODEL_UNKNOWN` when it has no such model */
   languageModel(model: string): LanguageModelV3
 }

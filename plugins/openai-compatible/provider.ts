@@ -23,6 +23,7 @@ export function createProvider(name: string, config: Config): ModelProvider {
   return {
     name,
     models: config.models,
+    streamsUsage: config.stream_usage,
     languageModel(model) {
       if (model === name && !config.models.includes(name)) return createModel(name, config.models[0] as string, config)
       if (config.models.includes(model)) return createModel(name, model, config)

@@ -8,11 +8,13 @@ import chat from '../../plugins/chat/index.ts'
 import type { AgentDefinition } from '../../plugins/chat/types.ts'
 import http from '../../plugins/http/index.ts'
 import type { DispatchReply } from '../../plugins/http/types.ts'
+import openaiCompatible from '../../plugins/openai-compatible/index.ts'
 import { openEngine } from '../../plugins/store/lmdb.ts'
 import { createStore } from '../../plugins/store/service.ts'
 import type { Store } from '../../plugins/store/types.ts'
 import tools from '../../plugins/tools/index.ts'
 import v1 from '../../plugins/v1/index.ts'
+import { delta, say, startModelServer } from '../fakes/model-server.ts'
 import { RawClient } from '../fixtures/raw-client.ts'
 import {
   bearer,
@@ -461,6 +463,56 @@ t.test('a metered turn (F.13)', async (t) => {
     t.strictSame(await house.used(id), { requests: 3, tokens: 17 }, 'a')
   })
 })
+
+t.test(
+  'QUOTA-03: an answer that is cut off counts what was made of it, also where the caller would get it whole',
+  async (t) => {
+    const model = await startModelServer()
+    t.teardown(() => model.close())
+    const config = { base_url: model.baseUrl, models: ['m'], max_retries: 0 }
+    const house = await startV1(t, [
+      { plugin: openaiCompatible, id: 'providers:far', config },
+      { plugin: openaiCompatible, id: 'providers:mute', config: { ...config, stream_usage: false } },
+      { plugin: agent, id: 'agents:far', config: { model: 'far' } },
+      { plugin: agent, id: 'agents:mute', config: { model: 'mute' } },
+      { plugin: agent, id: 'agents:near', config: { model: 'told' } }
+    ])
+    const { id, key } = await house.client('dev')
+    let sum = 0
+    const used = async (requests: number, tokens: number, name: string) => {
+      sum += tokens
+      t.strictSame(await house.used(id), { requests, tokens: sum }, name)
+    }
+
+    model.enqueue(say(true, { text: 'so it is', usage: { input: 30, output: 12 } }))
+    const whole = await house.say(key, 'Hello', { agent_type: 'far' })
+    t.match(whole.body, { response: 'so it is', usage: { input_tokens: 30, output_tokens: 12 } })
+    await used(1, 42, 'a: a whole one as it was reported')
+
+    model.enqueue({ steps: [...times(10, () => ({ write: delta('w ') })), { cut: true }] })
+    t.match(await house.say(key, 'Hello', { agent_type: 'far' }), { status: 500, body: { code: 'LLM_ERROR' } })
+    await used(2, 2 + 5, 'c: the message, and what came before the connection ended')
+
+    const leave = new AbortController()
+    const hangs = house.hangs()
+    const left = house.send('POST', '/api/v1/chat', {
+      headers: bearer(key),
+      body: { message: 'HANG', agent_type: 'near' },
+      signal: leave.signal
+    })
+    left.catch(() => {})
+    await hangs
+    leave.abort(new CodedError('CLIENT_GONE', 'the client left'))
+    await t.rejects(left, { code: 'CLIENT_GONE' })
+    while (((await house.services('tenants').runs(id)).find(({ agent }) => agent === 'near')?.runs ?? 0) < 1)
+      await turn()
+    await used(3, 1 + 3, 'b: HANG, and half of it')
+
+    model.enqueue(say(false, { text: 'in one piece', usage: { input: 3, output: 4 } }))
+    t.match(await house.say(key, 'Hello', { agent_type: 'mute' }), { body: { response: 'in one piece' } })
+    await used(4, 7, 'a provider whose streams tell no numbers is asked for the whole')
+  }
+)
 
 t.test('what a tenant can read and change (F.13)', async (t) => {
   const many = definePlugin({
