@@ -1,10 +1,6 @@
 /** The product with the tools of the bench `carmy`, and a catalog as long as is asked: `carmy.js uws|node [tools]`. */
-import { mkdtemp, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
-import { definePlugin, type Plugin, schemaOf } from '../../kernel/index.ts'
-import { Kernel } from '../../kernel/kernel.ts'
+import { definePlugin, schemaOf } from '../../kernel/index.ts'
 import carmy from '../../plugins/carmy/index.ts'
 import http from '../../plugins/http/index.ts'
 import type { Guard } from '../../plugins/http/types.ts'
@@ -12,6 +8,7 @@ import store from '../../plugins/store/index.ts'
 import type { Tool } from '../../plugins/tools/types.ts'
 import tools from '../../plugins/tools/index.ts'
 import { catalogOf, reportsAtOnce, Watched } from '../carmy-shapes.ts'
+import { serveHouse } from './house.ts'
 
 const watched = new Watched()
 
@@ -71,24 +68,10 @@ const subject = definePlugin({
   }
 })
 
-const folder = await mkdtemp(join(tmpdir(), 'heartwood-bench-'))
-const kernel = new Kernel()
-const entries: readonly (readonly [Plugin, object])[] = [
-  [store, { path: folder }],
+await serveHouse([
+  [store, {}],
   [http, { port: 0, transport: process.argv[2] }],
   [tools, {}],
   [carmy, {}],
   [subject, {}]
-]
-await Promise.all(entries.map(([plugin, config]) => kernel.begin({ id: plugin.name, plugin, config })))
-await kernel.settled()
-for (const { entry, state, error } of kernel.fibers()) {
-  if (state !== 'Active') throw new Error(`${entry} is ${state}: ${error}`)
-}
-process.once('SIGTERM', () => {
-  void kernel
-    .stop()
-    .then(() => rm(folder, { recursive: true }))
-    .then(() => process.exit(0))
-})
-console.log(`http://127.0.0.1:${kernel.service('http')?.address?.port}`)
+])

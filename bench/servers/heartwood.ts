@@ -1,9 +1,5 @@
 /** The product with a tool that does nothing and a guarded route that reads the store: `heartwood.js uws|node`. */
-import { mkdtemp, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
-import { definePlugin, type Plugin, schemaOf } from '../../kernel/index.ts'
-import { Kernel } from '../../kernel/kernel.ts'
+import { definePlugin, schemaOf } from '../../kernel/index.ts'
 import auth from '../../plugins/auth/index.ts'
 import carmy from '../../plugins/carmy/index.ts'
 import http from '../../plugins/http/index.ts'
@@ -14,6 +10,7 @@ import tools from '../../plugins/tools/index.ts'
 import workers from '../../plugins/workers/index.ts'
 import { answers } from './answers.ts'
 import { noteBody, toolInput } from './checks.ts'
+import { serveHouse } from './house.ts'
 import { jwtSecret } from './login-secret.ts'
 
 const subject = definePlugin({
@@ -47,10 +44,8 @@ const subject = definePlugin({
   }
 })
 
-const folder = await mkdtemp(join(tmpdir(), 'heartwood-bench-'))
-const kernel = new Kernel()
-const entries: readonly (readonly [Plugin, object])[] = [
-  [store, { path: folder }],
+await serveHouse([
+  [store, {}],
   [workers, {}],
   [http, { port: 0, transport: process.argv[2] }],
   [auth, { jwt_secret: jwtSecret }],
@@ -58,16 +53,4 @@ const entries: readonly (readonly [Plugin, object])[] = [
   [carmy, {}],
   [mcp, {}],
   [subject, {}]
-]
-await Promise.all(entries.map(([plugin, config]) => kernel.begin({ id: plugin.name, plugin, config })))
-await kernel.settled()
-for (const { entry, state, error } of kernel.fibers()) {
-  if (state !== 'Active') throw new Error(`${entry} is ${state}: ${error}`)
-}
-process.once('SIGTERM', () => {
-  void kernel
-    .stop()
-    .then(() => rm(folder, { recursive: true }))
-    .then(() => process.exit(0))
-})
-console.log(`http://127.0.0.1:${kernel.service('http')?.address?.port}`)
+])

@@ -2,11 +2,7 @@
  * The product with a route that counts each request for a tenant, and an answer that costs nothing:
  * `metered.js [write_interval_ms]`. The tenant and its key are made through the admin routes, as an operator does it.
  */
-import { mkdtemp, rm } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
-import { definePlugin, type Plugin, schemaOf } from '../../kernel/index.ts'
-import { Kernel } from '../../kernel/kernel.ts'
+import { definePlugin, schemaOf } from '../../kernel/index.ts'
 import auth from '../../plugins/auth/index.ts'
 import chat from '../../plugins/chat/index.ts'
 import http from '../../plugins/http/index.ts'
@@ -17,6 +13,7 @@ import tools from '../../plugins/tools/index.ts'
 import v1 from '../../plugins/v1/index.ts'
 import workers from '../../plugins/workers/index.ts'
 import { answers } from './answers.ts'
+import { serveHouse } from './house.ts'
 import { adminSecret } from './login-secret.ts'
 
 const answer = answers['/bench/metered']!
@@ -45,10 +42,8 @@ const subject = definePlugin({
   }
 })
 
-const folder = await mkdtemp(join(tmpdir(), 'heartwood-bench-'))
-const kernel = new Kernel()
-const entries: readonly (readonly [Plugin, object])[] = [
-  [store, { path: folder }],
+await serveHouse([
+  [store, {}],
   [workers, {}],
   [http, { port: 0, transport: 'uws' }],
   [auth, { admin_secret: adminSecret }],
@@ -57,16 +52,4 @@ const entries: readonly (readonly [Plugin, object])[] = [
   [chat, {}],
   [v1, {}],
   [subject, {}]
-]
-await Promise.all(entries.map(([plugin, config]) => kernel.begin({ id: plugin.name, plugin, config })))
-await kernel.settled()
-for (const { entry, state, error } of kernel.fibers()) {
-  if (state !== 'Active') throw new Error(`${entry} is ${state}: ${error}`)
-}
-process.once('SIGTERM', () => {
-  void kernel
-    .stop()
-    .then(() => rm(folder, { recursive: true }))
-    .then(() => process.exit(0))
-})
-console.log(`http://127.0.0.1:${kernel.service('http')?.address?.port}`)
+])
