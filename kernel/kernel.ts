@@ -73,7 +73,27 @@ export class Kernel {
    */
   async begin(mount: Mount): Promise<void> {
     const target = this.targetOf(mount)
-    await this.#mount(mount.id, target)
+    const { id } = mount
+    for (;;) {
+      if (this.stopping) {
+        throw new CodedError('KERNEL_STOPPING', `the kernel is stopping; entry '${id}' was not started`)
+      }
+      const present = this.#byEntry.get(id)
+      if (present === undefined) break
+      const inTheWay = this.#mountedAs(id)
+      if (inTheWay !== undefined) {
+        const fiber = this.#add(id, target)
+        this.resources.rename(this.#renameMounted(inTheWay))
+        await fiber.begin()
+        return
+      }
+      if (present.target !== undefined) {
+        throw new CodedError('KERNEL_DUPLICATE_ENTRY', `entry '${id}' is running already`)
+      }
+      if (!target.plugin.exclusive) break
+      await present.retire().catch(() => {})
+    }
+    await this.#add(id, target).begin()
   }
 
   /** Swaps the entry to another config. @throws what the next generation failed with; the old one serves on then */
@@ -234,7 +254,7 @@ export class Kernel {
   toTarget(plugin: Plugin, config: unknown, entry: string): Target {
     // What is frozen has been looked at by definePlugin.
     if (typeof plugin !== 'object' || !Object.isFrozen(plugin)) assertManifest(plugin)
-    const copy: unknown = structuredClone(config ?? {})
+    const copy: unknown = config == null ? {} : structuredClone(config)
     const issues = this.#checkOf(plugin)(copy)
     if (issues.length > 0) {
       throw new CodedError('PLUGIN_CONFIG_INVALID', `invalid config: ${renderIssues(issues)}`, {
@@ -392,28 +412,6 @@ export class Kernel {
     this.#fibers.set(fiber.id, fiber)
     this.#byEntry.set(id, fiber)
     return fiber
-  }
-
-  async #mount(id: string, target: Target): Promise<void> {
-    for (;;) {
-      if (this.stopping) {
-        throw new CodedError('KERNEL_STOPPING', `the kernel is stopping; entry '${id}' was not started`)
-      }
-      const inTheWay = this.#mountedAs(id)
-      if (inTheWay !== undefined) {
-        const fiber = this.#add(id, target)
-        this.resources.rename(this.#renameMounted(inTheWay))
-        await fiber.begin()
-        return
-      }
-      const present = this.#byEntry.get(id)
-      if (present?.target !== undefined) {
-        throw new CodedError('KERNEL_DUPLICATE_ENTRY', `entry '${id}' is running already`)
-      }
-      if (present === undefined || !target.plugin.exclusive) break
-      await present.retire().catch(() => {})
-    }
-    await this.#add(id, target).begin()
   }
 
   #checkOf(plugin: Plugin): Check {

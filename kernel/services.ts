@@ -134,12 +134,14 @@ export class View {
 
   /** Gives the handle the members of the present value: methods forward, other members are read through. */
   #shape(members: ReadonlyMap<string, boolean>): void {
-    for (const key of Object.keys(this.handle)) if (!members.has(key)) delete this.handle[key]
+    const { handle } = this
+    for (const key of Object.keys(handle)) if (!members.has(key)) delete handle[key]
     for (const [key, isMethod] of members) {
-      const known = Object.getOwnPropertyDescriptor(this.handle, key)
+      const known = Object.getOwnPropertyDescriptor(handle, key)
       if (known !== undefined && isMethod === (known.get === undefined)) continue
-      const member = isMethod ? { value: this.#forward(key) } : { get: () => this.#present()[key] }
-      Object.defineProperty(this.handle, key, { ...member, configurable: true, enumerable: true })
+      const shown = { configurable: true, enumerable: true }
+      if (isMethod) Object.defineProperty(handle, key, { value: this.#forward(key), ...shown })
+      else Object.defineProperty(handle, key, { get: () => this.#present()[key], ...shown })
     }
   }
 
@@ -202,8 +204,9 @@ function membersOf(value: object): Map<string, boolean> {
     at !== null && at !== Object.prototype;
     at = Object.getPrototypeOf(at) as object | null
   ) {
-    for (const [key, member] of Object.entries(Object.getOwnPropertyDescriptors(at))) {
-      if (key !== 'constructor' && !members.has(key)) members.set(key, typeof member.value === 'function')
+    for (const key of Object.getOwnPropertyNames(at)) {
+      if (key === 'constructor' || members.has(key)) continue
+      members.set(key, typeof Object.getOwnPropertyDescriptor(at, key)?.value === 'function')
     }
   }
   return members
@@ -222,6 +225,18 @@ export function meets(version: string, requirement: string | undefined): boolean
     if (difference !== 0) return difference > 0
   }
   return true
+}
+
+/**
+ * One object without a class of its own, filled and emptied: `{ [name]: … }` would make V8 keep a hidden class for each
+ * name.
+ */
+const registration: Record<string, ReturnType<typeof asValue>> = Object.create(null)
+
+function register(scope: AwilixContainer, name: string, handle: object): void {
+  registration[name] = asValue(handle)
+  scope.register(registration)
+  delete registration[name]
 }
 
 /** The realm that is nobody's in particular. */
@@ -254,7 +269,7 @@ export class ServiceTable {
     if (slot === undefined) {
       slot = new Slot(name, realm)
       slots.set(name, slot)
-      scope.register(name, asValue(slot.handle))
+      register(scope, name, slot.handle)
     }
     return slot
   }
