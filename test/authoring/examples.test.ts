@@ -5,6 +5,7 @@ import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
 import { runNode, typeCheck } from './package.ts'
 import { installPacked } from './packed.ts'
+import { cleanEnv } from '../process.ts'
 
 const examples = fileURLToPath(new URL('../../../examples', import.meta.url))
 
@@ -28,9 +29,8 @@ interface Started {
 
 /** Runs a command in a folder as a user would, until it prints where it listens. */
 function start(t: Test, cwd: string, command: string, args: readonly string[]): Promise<Started> {
-  const kept = ['PATH', 'HOME', 'TMPDIR'].map((name) => `${name}=${process.env[name] ?? ''}`)
-  // `env -i` takes out what tap puts into every child of its own.
-  const child: ChildProcess = spawn('env', ['-i', ...kept, 'PORT=0', `DATA=${join(cwd, 'data')}`, command, ...args], {
+  const [env, ...rest] = [...cleanEnv({ PORT: '0', DATA: join(cwd, 'data') }), command, ...args]
+  const child: ChildProcess = spawn(env!, rest, {
     cwd,
     stdio: ['ignore', 'pipe', 'pipe'],
     // A group of its own, as in a terminal: npx does not hand a signal on.

@@ -3,6 +3,7 @@ import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import type {} from '../../authoring/index.ts'
+import { cleanEnv } from '../process.ts'
 
 const root = fileURLToPath(new URL('../../../', import.meta.url))
 const compiled = fileURLToPath(new URL('../../', import.meta.url))
@@ -36,15 +37,8 @@ export interface Ended {
 
 /** Runs Node.js in a folder as a user would. */
 export function runNode(folder: string, args: readonly string[]): Promise<Ended> {
-  // `env -i` takes out what tap puts into every child of its own: its loader is not meant for this one.
-  const kept = ['PATH', 'HOME', 'TMPDIR'].flatMap((name) => {
-    const value = process.env[name]
-    return value === undefined ? [] : [`${name}=${value}`]
-  })
-  const child = spawn('env', ['-i', ...kept, process.execPath, ...args], {
-    cwd: folder,
-    stdio: ['ignore', 'pipe', 'pipe']
-  })
+  const [command, ...rest] = [...cleanEnv(), process.execPath, ...args]
+  const child = spawn(command!, rest, { cwd: folder, stdio: ['ignore', 'pipe', 'pipe'] })
   let output = ''
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk: Buffer) => (output += chunk.toString()))
   return new Promise((resolve) => child.on('close', (code) => resolve({ code, output })))

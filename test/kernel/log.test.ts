@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import t from 'tap'
 import { createJsonLogger, createLineWriter } from '../../kernel/log.ts'
+import { cleanEnv } from '../process.ts'
 
 /** A log in a file, and what is in that file. */
 function fileLog(t: { testdir(): string; teardown(work: () => void): void }) {
@@ -61,7 +62,8 @@ t.test('lines of a log that is a file', async (t) => {
 
 t.test('a reader that does not read holds nobody up: lines are lost, and one line says how many', async (t) => {
   const writer = fileURLToPath(new URL('../fixtures/log-writer.js', import.meta.url))
-  const child = spawn('env', ['-i', process.execPath, writer], { stdio: ['ignore', 'pipe', 'pipe'] })
+  const [command, ...args] = [...cleanEnv(), process.execPath, writer]
+  const child = spawn(command!, args, { stdio: ['ignore', 'pipe', 'pipe'] })
   t.teardown(() => child.kill('SIGKILL'))
   const [word] = await once(child.stdout.setEncoding('utf8'), 'data')
   t.equal(word, 'went on\n', 'while the pipe was full')

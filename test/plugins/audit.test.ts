@@ -1,10 +1,8 @@
-import { spawn } from 'node:child_process'
 import { randomUUID } from 'node:crypto'
 import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { setImmediate as turn } from 'node:timers/promises'
-import { fileURLToPath } from 'node:url'
 import fc from 'fast-check'
 import t from 'tap'
 import { CodedError, createJsonLogger, definePlugin, schemaOf } from '../../kernel/index.ts'
@@ -19,6 +17,7 @@ import { createStore } from '../../plugins/store/service.ts'
 import type { Store } from '../../plugins/store/types.ts'
 import workers from '../../plugins/workers/index.ts'
 import { collect, type HouseEntry, type HouseOptions, startHouse } from '../harness.ts'
+import { startFixture } from '../process.ts'
 
 type T = Parameters<typeof startHouse>[0]
 
@@ -352,9 +351,7 @@ t.test('what a change applied is left out when it cannot be said, and the change
 
 t.test('a process that dies in the middle of a change leaves it unknown', async (t) => {
   const dataFolder = t.testdir()
-  const script = fileURLToPath(new URL('../fixtures/audit-process.js', import.meta.url))
-  const child = spawn(process.execPath, [script, dataFolder], { stdio: ['pipe', 'pipe', 'inherit'] })
-  t.teardown(() => child.kill('SIGKILL'))
+  const child = startFixture(t, 'audit-process', [dataFolder])
   await once(child.stdout, 'data')
   child.kill('SIGKILL')
   await once(child, 'exit')

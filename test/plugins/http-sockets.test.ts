@@ -13,6 +13,7 @@ import type { Request, Route, StreamEvent } from '../../plugins/http/types.ts'
 import { loadUws } from '../../plugins/http/uws.ts'
 import { askRaw, RawClient, readChunks } from '../fixtures/raw-client.ts'
 import { type House, type HouseOptions, startHouse } from '../harness.ts'
+import { cleanEnv } from '../process.ts'
 
 type Test = Parameters<typeof startHouse>[0]
 
@@ -901,11 +902,9 @@ t.test('where uWebSockets.js does not load, auto serves with node:http and says 
     const refused = await kernel.update('http', { port: 0, transport: 'uws' }).catch((error) => error.code)
     console.log(JSON.stringify({ transport, text: await answer.text(), refused }))
     await kernel.stop()`
-  const child = spawn(
-    process.execPath,
-    ['--import', `data:text/javascript,${encodeURIComponent(register)}`, '--input-type=module', '-e', script],
-    { stdio: ['ignore', 'pipe', 'pipe'] }
-  )
+  const hook = `data:text/javascript,${encodeURIComponent(register)}`
+  const [command, ...args] = [...cleanEnv(), process.execPath, '--import', hook, '--input-type=module', '-e', script]
+  const child = spawn(command!, args, { stdio: ['ignore', 'pipe', 'pipe'] })
   const [out, err] = await Promise.all([text(child.stdout), text(child.stderr)])
   t.strictSame(JSON.parse(out), { transport: 'node', text: 'OK', refused: 'HTTP_TRANSPORT_MISSING' }, err)
   const warnings = err.split('\n').filter((line) => line.includes('"level":"warn"'))

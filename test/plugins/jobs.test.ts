@@ -1,7 +1,5 @@
-import { type ChildProcess, spawn } from 'node:child_process'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { fileURLToPath } from 'node:url'
 import t from 'tap'
 import { CodedError } from '../../kernel/index.ts'
 import audit from '../../plugins/audit/index.ts'
@@ -17,6 +15,7 @@ import { ManualClock } from '../fakes/manual-clock.ts'
 import { fixtureTools, toolOf, toolsPlugin, World } from '../fixtures/carmy-tools.ts'
 import { countLines, recordingTools } from '../fixtures/recording-tools.ts'
 import { collect, type HouseEntry, type HouseOptions, startHouse } from '../harness.ts'
+import { startFixture } from '../process.ts'
 
 type T = Parameters<typeof startHouse>[0]
 
@@ -637,16 +636,12 @@ t.test('an attempt that was left behind too long ago is not run again: its answe
 
 t.test('kill -9 in the middle: no write tool runs twice, and no acknowledged job is lost', async (t) => {
   const folder = t.testdir()
-  const program = fileURLToPath(new URL('../fixtures/jobs-process.js', import.meta.url))
   const ran = join(folder, 'ran.txt')
   const acknowledged: string[] = []
   for (let round = 0; round < 4; round += 1) {
-    const child: ChildProcess = spawn(process.execPath, [program, folder, String(round)], {
-      stdio: ['ignore', 'pipe', 'inherit']
-    })
-    t.teardown(() => child.kill('SIGKILL'))
+    const child = startFixture(t, 'jobs-process', [folder, String(round)])
     let enqueued = 0
-    for await (const line of createInterface({ input: child.stdout! })) {
+    for await (const line of createInterface({ input: child.stdout })) {
       const [what, id = ''] = line.split(' ')
       if (what !== 'enqueued') continue
       acknowledged.push(id)

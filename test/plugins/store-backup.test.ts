@@ -1,4 +1,3 @@
-import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import {
   appendFileSync,
@@ -13,7 +12,6 @@ import {
 } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
 import { type Backup, backUp, restore } from '../../plugins/store/backup.ts'
 import { runBackup, runRestore } from '../../plugins/store/commands.ts'
@@ -22,6 +20,7 @@ import { openEngine, type OpenOptions } from '../../plugins/store/lmdb.ts'
 import { createStore } from '../../plugins/store/service.ts'
 import type { Store } from '../../plugins/store/types.ts'
 import { collect } from '../harness.ts'
+import { startFixture } from '../process.ts'
 
 /** The store of a folder, closed when the test ends. */
 async function openStore(t: Test, folder: string, options: OpenOptions = {}) {
@@ -43,17 +42,10 @@ function contentOf(folder: string): Record<string, string> {
   )
 }
 
-const childOf = (t: Test, fixture: string, ...args: string[]): ChildProcess => {
-  const path = fileURLToPath(new URL(`../fixtures/${fixture}.js`, import.meta.url))
-  const child = spawn(process.execPath, [path, ...args], { stdio: ['pipe', 'pipe', 'inherit'] })
-  t.teardown(() => child.kill('SIGKILL'))
-  return child
-}
-
 t.test('a backup is the state of one moment, taken while another process writes', async (t) => {
   const base = t.testdir()
   const folder = join(base, 'data')
-  const writer = childOf(t, 'store-process', 'writeForEver', folder)
+  const writer = startFixture(t, 'store-process', ['writeForEver', folder])
   const acknowledged = new Set<number>()
   let heard = 0
   let reach = Number.POSITIVE_INFINITY
@@ -219,7 +211,7 @@ t.test('what a killed reader held is let go, so that the file does not grow for 
     return statSync(join(folder, 'data.mdb')).size
   }
   await churn(50)
-  const reader = childOf(t, 'store-reader', folder)
+  const reader = startFixture(t, 'store-reader', [folder])
   await once(reader.stdout!, 'data')
   reader.kill('SIGKILL')
   await once(reader, 'close')

@@ -1,4 +1,4 @@
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
+import { type ChildProcess, spawnSync } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import {
@@ -17,7 +17,6 @@ import {
 import { tmpdir } from 'node:os'
 import { join, relative } from 'node:path'
 import { createInterface } from 'node:readline'
-import { fileURLToPath } from 'node:url'
 import fc from 'fast-check'
 import { open } from 'lmdb'
 import t from 'tap'
@@ -30,6 +29,7 @@ import { lockFolder } from '../../plugins/store/lock.ts'
 import { createStore } from '../../plugins/store/service.ts'
 import type { Key, Reader, Store, Transaction, Versioned } from '../../plugins/store/types.ts'
 import { collect, startHouse } from '../harness.ts'
+import { startFixture } from '../process.ts'
 
 type T = Parameters<typeof startHouse>[0]
 
@@ -703,13 +703,9 @@ function readHead(path: string) {
   return { ...newest, flushed: onDisk!.transaction, pageSize, pages: bytes.length / pageSize }
 }
 
-const storeProcess = fileURLToPath(new URL('../fixtures/store-process.js', import.meta.url))
-
 /** Starts a process with a store of its own, killed at the end of the test if not before. */
 function startProcess(t: T, order: string, folder: string, through: readonly string[] = []) {
-  const [command, ...args] = [...through, process.execPath, storeProcess, order, folder]
-  const child = spawn(command!, args, { stdio: ['pipe', 'pipe', 'ignore'] })
-  t.teardown(() => kill(child))
+  const child = startFixture(t, 'store-process', [order, folder], through)
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]()
   return { child, next: async () => JSON.parse((await lines.next()).value ?? 'null') as unknown, lines }
 }

@@ -1,11 +1,9 @@
-import { spawn } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setImmediate as turn } from 'node:timers/promises'
-import { fileURLToPath } from 'node:url'
 import t from 'tap'
 import { CodedError, definePlugin, isCoded, silentLogger } from '../../kernel/index.ts'
 import { openEngine } from '../../plugins/store/lmdb.ts'
@@ -16,6 +14,7 @@ import type { Reservation, Tenants } from '../../plugins/tenants/types.ts'
 import { FaultyStore } from '../fakes/faulty-store.ts'
 import { type Body, startTenants, type TenantHouse } from '../fixtures/tenant-house.ts'
 import { collect } from '../harness.ts'
+import { startFixture } from '../process.ts'
 
 const actor = { actor: 'admin_secret', address: '127.0.0.1' }
 const tokens = 15
@@ -675,13 +674,10 @@ t.test('with a write interval nobody waits for the disk, limits stay exact, and 
 t.test('kill -9: what was acknowledged is counted, and no more than the limit is let in', async (t) => {
   const limit = 400
   const folder = t.testdir()
-  const fixture = fileURLToPath(new URL('../fixtures/tenants-process.js', import.meta.url))
   const begun = new Set<string>()
   const settled = new Set<string>()
   for (let round = 0; round < 4; round++) {
-    const child = spawn(process.execPath, [fixture, folder, String(limit), String(round)], {
-      stdio: ['ignore', 'pipe', 'inherit']
-    })
+    const child = startFixture(t, 'tenants-process', [folder, String(limit), String(round)])
     const gone = once(child, 'exit')
     let seen = 0
     for await (const line of createInterface({ input: child.stdout })) {

@@ -1,12 +1,11 @@
-import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
-import { fileURLToPath } from 'node:url'
 import t from 'tap'
 import { openEngine } from '../../plugins/store/lmdb.ts'
 import { createStore } from '../../plugins/store/service.ts'
 import { effectsIn, startCrashTools } from '../fixtures/crash-tools.ts'
+import { startFixture } from '../process.ts'
 
 /** More of them, for those who have the time. */
 const kills = Number(process.env['HEARTWOOD_TEST_KILLS'] ?? 4)
@@ -18,13 +17,10 @@ t.test(
   async (t) => {
     const data = join(t.testdir(), 'data')
     const file = join(t.testdirName, 'effects')
-    const fixture = fileURLToPath(new URL('../fixtures/crash-process.js', import.meta.url))
     const begun = new Set<string>()
     const answered = new Map<string, string>()
     for (let round = 0; round < kills; round += 1) {
-      const child = spawn(process.execPath, [fixture, data, file, String(round)], {
-        stdio: ['ignore', 'pipe', 'inherit']
-      })
+      const child = startFixture(t, 'crash-process', [data, file, String(round)])
       const gone = once(child, 'exit')
       const most = 20 + Math.floor(Math.random() * 150)
       let seen = 0

@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
+import { cleanEnv } from '../process.ts'
 
 const main = fileURLToPath(new URL('../../main.js', import.meta.url))
 
@@ -49,12 +50,8 @@ export async function serve(t: Test, options: ServerOptions): Promise<Server> {
 }
 
 function start(t: Test, command: readonly string[], options: ServerOptions) {
-  const kept = Object.fromEntries(['PATH', 'HOME', 'TMPDIR'].map((name) => [name, process.env[name]]))
-  const env = Object.entries({ ...kept, ...options.env }).flatMap(([name, value]) =>
-    value === undefined ? [] : `${name}=${value}`
-  )
-  // `env -i` leaves out the secrets of the machine, and the loaders that tap puts into every child and each of its threads.
-  const child = spawn('env', ['-i', ...env, process.execPath, main, ...command], {
+  const [file, ...args] = [...cleanEnv(options.env), process.execPath, main, ...command]
+  const child = spawn(file!, args, {
     cwd: options.cwd,
     stdio: ['ignore', 'pipe', 'pipe']
   })
