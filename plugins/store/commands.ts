@@ -19,5 +19,5 @@ export async function runRestore(from: string | undefined, folder: string, verif
 
 function inWords({ records, files }: Backup): string {
   const bytes = files.reduce((sum, file) => sum + file.bytes, 0)
-  return `${records} records, ${(bytes / 1_048_576).toFixed(1)} MiB`
+  return `${records} ${records === 1 ? 'record' : 'records'}, ${(bytes / 1_048_576).toFixed(1)} MiB`
 }
