@@ -1,11 +1,12 @@
-import type { AuthInfo, ServerContext } from '@modelcontextprotocol/server'
+import type { AuthInfo, Server, ServerContext } from '@modelcontextprotocol/server'
 import { CodedError } from '../../kernel/index.ts'
 import type { Request as HttpRequest, Reply } from '../http/types.ts'
 import { callerOf } from './callers.ts'
 import type { Face, Origin } from './face.ts'
 import type { Sdk } from './sdk.ts'
 import { canElicit, createServer } from './server.ts'
-import { type Session, type SharedState, tellCatalog } from './state.ts'
+import { modernOf, type Session, type SharedState, tellCatalog } from './state.ts'
+import { watch } from './watch.ts'
 
 /** Headers that the protocol reads. */
 const headerNames = [
@@ -38,6 +39,8 @@ export interface Endpoint {
   readonly delete: (request: HttpRequest) => Promise<Response>
   /** Ends the sessions that nobody has used for too long. */
   readonly sweep: () => void
+  /** For one request that stands for itself. */
+  readonly newServer: (sdk: Sdk) => Server
 }
 
 /**
@@ -52,19 +55,13 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
   // Asked for each call: the generation that answers may be newer than the one in which a connection began.
   const face = (): Face => state.face as Face
 
-  function modernOf(sdk: Sdk) {
-    state.modern ??= sdk.createMcpHandler(
-      () => {
-        const server = createServer(sdk, face, (context) => ({
-          ...originOf(context),
-          canElicit: canElicit(server),
-          endsWithClient: true
-        }))
-        return server
-      },
-      { legacy: 'reject', onerror: onError }
-    )
-    return state.modern
+  function newServer(sdk: Sdk): Server {
+    const server = createServer(sdk, face, (context) => ({
+      ...originOf(context),
+      canElicit: canElicit(server),
+      endsWithClient: true
+    }))
+    return server
   }
 
   /** Makes a session, and has it answer the request that asks for it; one that comes to nothing is gone again. */
@@ -161,7 +158,7 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
       const isSession = request.header('mcp-session-id') !== undefined
       const web = toWebRequest(request, isSession ? undefined : request.signal)
       if (hasClaim(sdk, body) || !(await sdk.isLegacyRequest(web, body))) {
-        return whole(await modernOf(sdk).fetch(web, { parsedBody: body, authInfo }))
+        return whole(await modernOf(state, sdk).fetch(web, { parsedBody: body, authInfo }))
       }
       if (isSession || !sdk.isInitializeRequest(body)) {
         return find(request).transport.handleRequest(web, { parsedBody: body, authInfo })
@@ -186,7 +183,8 @@ export function createEndpoint(options: EndpointOptions): Endpoint {
     },
 
     delete: async (request) => find(request).transport.handleRequest(toWebRequest(request)),
-    sweep
+    sweep,
+    newServer
   }
 }
 
@@ -220,28 +218,4 @@ function toWebRequest(request: HttpRequest, signal?: AbortSignal): Request {
   }
   const init = signal === undefined ? { method: request.method, headers } : { method: request.method, headers, signal }
   return new Request(`http://localhost${request.path}`, init)
-}
-
-/** A comment of server-sent events. */
-const comment = new TextEncoder().encode(':\n\n')
-
-/**
- * The same stream, whose end is told: that it was read to, or that its reader left. It begins with a comment, since
- * nothing goes out before its first byte, and clients wait for the head of the answer.
- */
-function watch(stream: ReadableStream<Uint8Array>, onEnd: () => void): ReadableStream<Uint8Array> {
-  const reader = stream.getReader()
-  return new ReadableStream({
-    start: (controller) => controller.enqueue(comment),
-    async pull(controller) {
-      const step = await reader.read()
-      if (!step.done) return controller.enqueue(step.value)
-      onEnd()
-      controller.close()
-    },
-    async cancel(reason) {
-      onEnd()
-      await reader.cancel(reason)
-    }
-  })
 }

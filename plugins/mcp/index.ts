@@ -79,7 +79,7 @@ export default definePlugin({
   async apply(ctx, config) {
     const { tools } = ctx.services
     // The number stands for the shape of the state: code that keeps another one starts with its own.
-    const state = await ctx.resource('state', 1, createSharedState, closeSharedState)
+    const state = await ctx.resource('state', 2, createSharedState, closeSharedState)
     const onError = (error: Error) => ctx.log.debug('a client of MCP did something wrong, or has left', { error })
     const face = createFace(
       tools,
@@ -103,6 +103,8 @@ export default definePlugin({
     ctx.on('tools/changed', announce)
     ctx.onCommit(() => {
       state.face = face
+      state.newServer = endpoint.newServer
+      state.onError = onError
       // It may have changed while nobody was here to hear of it.
       announce()
     })

@@ -26,6 +26,10 @@ export interface Session extends Listener {
 export interface SharedState {
   sdk: Sdk | undefined
   face: Face | undefined
+  /** Makes a server for one request that stands for itself. */
+  newServer: ((sdk: Sdk) => Server) | undefined
+  /** Told of what went wrong out of band; never decides anything. */
+  onError: (error: Error) => void
   /** By id. */
   readonly sessions: Map<string, Session>
   /** Serves revision 2026-07-28, where each request stands for itself. */
@@ -36,7 +40,28 @@ export interface SharedState {
 }
 
 export function createSharedState(): SharedState {
-  return { sdk: undefined, face: undefined, sessions: new Map(), modern: undefined, pipes: new Set(), announced: 0 }
+  return {
+    sdk: undefined,
+    face: undefined,
+    newServer: undefined,
+    onError() {},
+    sessions: new Map(),
+    modern: undefined,
+    pipes: new Set(),
+    announced: 0
+  }
+}
+
+/**
+ * The one handler of requests that stand for themselves: it outlives the generation in which it was made, with the
+ * streams it holds, and so keeps nothing of it. It stands here by itself, away from whatever else a closure would hold.
+ */
+export function modernOf(state: SharedState, sdk: Sdk): McpHttpHandler {
+  state.modern ??= sdk.createMcpHandler(() => (state.newServer as (sdk: Sdk) => Server)(sdk), {
+    legacy: 'reject',
+    onerror: (error) => state.onError(error)
+  })
+  return state.modern
 }
 
 /** Ends every connection; what their calls had begun is cancelled. */

@@ -18,10 +18,15 @@ export async function serveClient(
   const mine = new Set<Listener>()
   const transport = new StdioServerTransport(input, output)
   const close = transport.close.bind(transport)
-  transport.close = async () => {
-    for (const pipe of mine) state.pipes.delete(pipe)
-    await close()
-    onClosed()
+  let closed: Promise<void> | undefined
+  // Whoever ends the connection calls it, and those that hear of the end call it again.
+  transport.close = () => {
+    closed ??= (async () => {
+      for (const pipe of mine) state.pipes.delete(pipe)
+      await close()
+      onClosed()
+    })()
+    return closed
   }
   serveStdio(
     () => {

@@ -1,8 +1,14 @@
 import { once } from 'node:events'
 import { request as httpRequest } from 'node:http'
+import { PassThrough } from 'node:stream'
 import { type CallToolResult, Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client'
 import t from 'tap'
 import { isCoded } from '../../kernel/index.ts'
+import type { Face } from '../../plugins/mcp/face.ts'
+import { loadSdk } from '../../plugins/mcp/sdk.ts'
+import { createServer } from '../../plugins/mcp/server.ts'
+import { createSharedState, modernOf } from '../../plugins/mcp/state.ts'
+import { watch } from '../../plugins/mcp/watch.ts'
 import { eras, startMcp } from '../fixtures/mcp-house.ts'
 import { toolOf, toolsPlugin } from '../fixtures/carmy-tools.ts'
 
@@ -377,4 +383,98 @@ t.test('a confirmation is asked of the client only where that is switched on', a
     t.match(await ask(era, undefined), { code: 'CONFIRMATION_REQUIRED' }, `${era}, a client that cannot ask`)
     t.equal(world.count('wipe'), runs + 1)
   }
+})
+
+t.test('a client on a pair of streams is told to have left once, whoever ends the connection', async (t) => {
+  const { kernel, services } = await startMcp(t)
+  const serve = async () => {
+    const [input, output] = [new PassThrough(), new PassThrough()]
+    let closed = 0
+    await services('mcp').serveStdio({ input, output, onClosed: () => (closed += 1) })
+    input.write(`${JSON.stringify(initialize)}\n`)
+    const [line] = (await once(output, 'data')) as [Buffer]
+    t.match(JSON.parse(line.toString()), { id: 1, result: { protocolVersion: '2025-11-25' } })
+    return { input, output, closed: () => closed }
+  }
+  const leaving = await serve()
+  const staying = await serve()
+
+  leaving.input.end()
+  while (leaving.closed() === 0) await new Promise(setImmediate)
+  t.equal(staying.closed(), 0)
+  await kernel.retire('mcp')
+  while (staying.closed() === 0) await new Promise(setImmediate)
+  staying.input.destroy()
+  await once(staying.input, 'close')
+
+  t.equal(leaving.closed(), 1)
+  t.equal(staying.closed(), 1)
+})
+
+t.test('the end of a stream is told once, however it comes', async (t) => {
+  const begin = () => {
+    let source: ReadableStreamDefaultController<Uint8Array> | undefined
+    const stream = new ReadableStream<Uint8Array>({ start: (controller) => void (source = controller) })
+    let ends = 0
+    const reader = watch(stream, () => (ends += 1)).getReader()
+    return { source: source as ReadableStreamDefaultController<Uint8Array>, reader, ends: () => ends }
+  }
+  const comment = Buffer.from(':\n\n')
+
+  const whole = begin()
+  t.same(Buffer.from((await whole.reader.read()).value ?? []), comment)
+  whole.source.enqueue(Uint8Array.of(1))
+  t.strictSame([...((await whole.reader.read()).value ?? [])], [1])
+  t.equal(whole.ends(), 0)
+  whole.source.close()
+  t.equal((await whole.reader.read()).done, true)
+  t.equal(whole.ends(), 1)
+
+  const broken = begin()
+  await broken.reader.read()
+  broken.source.error(new Error('it broke off'))
+  await t.rejects(broken.reader.read(), { message: 'it broke off' })
+  t.equal(broken.ends(), 1)
+
+  const left = begin()
+  await left.reader.read()
+  await left.reader.cancel()
+  t.equal(left.ends(), 1)
+})
+
+t.test('requests that stand for themselves are answered by the newest generation alone', async (t) => {
+  const sdk = await loadSdk()
+  const state = createSharedState()
+  const serveAs = (name: string): void => {
+    const face = { server: { name, version: '1' }, list: () => ({ tools: [] }) } as unknown as Face
+    state.newServer = () =>
+      createServer(
+        sdk,
+        () => face,
+        () => ({ caller: { principal: undefined }, canElicit: false, endsWithClient: true })
+      )
+  }
+  const meta = {
+    'io.modelcontextprotocol/protocolVersion': '2026-07-28',
+    'io.modelcontextprotocol/clientInfo': { name: 'tests', version: '1' },
+    'io.modelcontextprotocol/clientCapabilities': {}
+  }
+  const discover = async (): Promise<string> => {
+    const body = { jsonrpc: '2.0', id: 1, method: 'server/discover', params: { _meta: meta } }
+    const headers = {
+      'content-type': 'application/json',
+      accept: 'application/json, text/event-stream',
+      'mcp-protocol-version': '2026-07-28',
+      'mcp-method': 'server/discover'
+    }
+    const request = new Request('http://localhost/mcp', { method: 'POST', headers, body: JSON.stringify(body) })
+    return (await modernOf(state, sdk).fetch(request)).text()
+  }
+
+  serveAs('the first')
+  t.match(await discover(), '"name":"the first"')
+  const handler = state.modern
+  serveAs('the second')
+  t.match(await discover(), '"name":"the second"')
+  t.equal(state.modern, handler, 'the handler stays, and with it the streams that it holds')
 })
