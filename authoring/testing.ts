@@ -67,19 +67,26 @@ export async function startProgram(options: TestOptions): Promise<TestProgram> {
   ].filter((entry) => !own.has(entry.plugin))
 
   const lines: LogLine[] = []
+  const removeData = () => rm(dataFolder, { recursive: true, force: true })
   const running = await startKernel({
     program: { settings: options.settings ?? {}, entries: [...given, ...entries] },
     base: options.base,
     env: options.env ?? {},
     log: createJsonLogger({ level: 'debug', write: (line) => lines.push(JSON.parse(line) as LogLine) })
+  }).catch(async (error: unknown) => {
+    await removeData()
+    throw error
   })
   const program: TestProgram = {
     service: (name) => running.service(name),
     fibers: () => running.fibers(),
     log: lines,
     async stop() {
-      await running.stop()
-      await rm(dataFolder, { recursive: true, force: true })
+      try {
+        await running.stop()
+      } finally {
+        await removeData()
+      }
       const left = running.leftovers()
       if (left.length > 0) throw new Error(`left after stop: ${left.join('; ')}`)
     }

@@ -1,3 +1,4 @@
+import { readdirSync } from 'node:fs'
 import t from 'tap'
 import { startProgram } from '../../authoring/testing.ts'
 import { CodedError, definePlugin, schemaOf } from '../../kernel/index.ts'
@@ -94,6 +95,29 @@ t.test('an entry that does not start is the error of the test', async (t) => {
     code: 'TEST_NOT_STARTED',
     message: /'needy' is Inactive: .*needs service 'greetings', which no plugin in the program provides/
   })
+})
+
+t.test('no folder is left behind, whether it started or not', async (t) => {
+  const { TMPDIR } = process.env
+  t.teardown(() => (TMPDIR === undefined ? delete process.env['TMPDIR'] : (process.env['TMPDIR'] = TMPDIR)))
+  const folder = t.testdir({})
+  process.env['TMPDIR'] = folder
+  const base = folder
+  const broken = definePlugin({
+    name: 'store',
+    essential: true,
+    apply() {
+      throw new CodedError('BROKEN', 'not today')
+    }
+  })
+
+  const program = await startProgram({ base, entries: [] })
+  t.equal(readdirSync(folder).length, 1)
+  await program.stop()
+  await t.rejects(startProgram({ base, entries: [{ plugin: './gone.ts' }] }), { code: 'PROGRAM_INVALID' })
+  await t.rejects(startProgram({ base, entries: [{ plugin: broken }] }), { code: 'BROKEN' })
+
+  t.strictSame(readdirSync(folder), [])
 })
 
 t.test('what fails while it stops is in the log', async (t) => {
