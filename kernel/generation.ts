@@ -69,6 +69,7 @@ export interface Effect {
 const graceMs = 2_000
 
 const nothing = () => {}
+const nobody: ReadonlyMap<Slot, Provided> = new Map()
 
 /** One run of a plugin's `apply`, with all that it made: staged while it builds, shown in one commit, undone at the end. */
 export class Generation {
@@ -461,39 +462,56 @@ export class Generation {
    */
   commit(old: Generation | undefined): void {
     const { kernel } = this.fiber
-    for (const [slot, provided] of this.#provided ?? []) {
+    const gone = old === undefined ? undefined : { listeners: old.#listeners, children: old.#children }
+    for (const [slot, provided] of this.#provided ?? nobody) {
       this.#assertFree(slot)
       assertAvailable(slot.name, provided, this.log)
     }
-    for (const collection of this.#collectors?.keys() ?? []) collection.assertFree(this)
-
-    const touched = new Map<Collection, readonly Item[]>()
-    for (const collection of new Set([...keysOf(old === undefined ? undefined : old.#items), ...keysOf(this.#items)])) {
-      touched.set(collection, collection.after(old, this.#items?.get(collection) ?? []))
+    const touched = this.#touched(old)
+    if (touched !== undefined) {
+      for (const [collection, next] of touched) collection.check(next, this.#collectors?.get(collection))
     }
-    for (const collection of this.#collectors?.keys() ?? []) {
-      if (!touched.has(collection)) touched.set(collection, collection.items)
-    }
-    for (const [collection, next] of touched) collection.check(next, this.#collectors?.get(collection))
 
     this.phase = 'live'
     if (old !== undefined) old.phase = 'leaving'
     const woken: Slot[] = []
-    for (const [slot, provided] of this.#provided ?? []) {
+    for (const [slot, provided] of this.#provided ?? nobody) {
       const swapped = old !== undefined && slot.provider === old
       if (!swapped || slot.version !== provided.version) woken.push(slot)
       slot.fill(this, provided, swapped)
     }
-    for (const [collection, next] of touched) collection.show(next)
-    kernel.events.replace((old === undefined ? undefined : old.#listeners) ?? [], this.#listeners ?? [])
-    for (const [collection, collector] of this.#collectors ?? []) collection.seat(this, collector)
-    for (const step of this.#commitSteps ?? []) this.#contain(step, 'a commit step')
-    for (const collection of touched.keys()) this.#tell(collection)
-    for (const child of old === undefined ? [] : (old.#children ?? [])) child.hide()
-    for (const child of this.#children ?? []) child.start()
+    if (touched !== undefined) for (const [collection, next] of touched) collection.show(next)
+    if (gone?.listeners !== undefined || this.#listeners !== undefined) {
+      kernel.events.replace(gone?.listeners ?? [], this.#listeners ?? [])
+    }
+    if (this.#collectors !== undefined) {
+      for (const [collection, collector] of this.#collectors) collection.seat(this, collector)
+    }
+    if (this.#commitSteps !== undefined) for (const step of this.#commitSteps) this.#contain(step, 'a commit step')
+    if (touched !== undefined) for (const collection of touched.keys()) this.#tell(collection)
+    if (gone?.children !== undefined) for (const child of gone.children) child.hide()
+    if (this.#children !== undefined) for (const child of this.#children) child.start()
     for (const slot of woken) kernel.offer(slot)
     // A service that this generation no longer offers goes away with the old one.
     if (old !== undefined) kernel.withdrawDependents(old)
+  }
+
+  /**
+   * What every collection will hold that gains or loses anything, or is collected here; nothing where there is none.
+   * @throws CodedError when another collector sits there
+   */
+  #touched(old: Generation | undefined): ReadonlyMap<Collection, readonly Item[]> | undefined {
+    const before = old === undefined ? undefined : old.#items
+    if (before === undefined && this.#items === undefined && this.#collectors === undefined) return undefined
+    for (const collection of keysOf(this.#collectors)) collection.assertFree(this)
+    const touched = new Map<Collection, readonly Item[]>()
+    for (const collection of new Set([...keysOf(before), ...keysOf(this.#items)])) {
+      touched.set(collection, collection.after(old, this.#items?.get(collection) ?? []))
+    }
+    for (const collection of keysOf(this.#collectors)) {
+      if (!touched.has(collection)) touched.set(collection, collection.items)
+    }
+    return touched
   }
 
   /** Takes everything out of sight, synchronously: nobody new gets in. Services stay for those who are still leaving. */
