@@ -123,7 +123,8 @@ export class Fiber {
   /** A plugin that was mounted is there as long as the generation that mounted it is in sight. */
   #canRun(): boolean {
     if (this.parent !== undefined && this.parent.phase !== 'live') return false
-    return this.#needs.every(this.#isMet, this)
+    for (const slot of this.#needs) if (!this.#isMet(slot)) return false
+    return true
   }
 
   /**
