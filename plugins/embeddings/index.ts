@@ -186,7 +186,12 @@ export default definePlugin({
     ctx.contribute(
       'workers.tasks',
       { ...pool, name: tasks.energetic, module: new URL('./tasks/embed-energetic.js', import.meta.url).href },
-      { ...pool, name: tasks.onnx, module: new URL('./tasks/embed-onnx.js', import.meta.url).href }
+      {
+        ...pool,
+        name: tasks.onnx,
+        module: new URL('./tasks/embed-onnx.js', import.meta.url).href,
+        isUnstoppable: true
+      }
     )
   }
 })

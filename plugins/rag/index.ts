@@ -17,6 +17,7 @@ import { semanticRoute, tenantFace } from './tenant-routes.ts'
 import { createAnalyser } from './text.ts'
 import { searchTool } from './tool.ts'
 import { createVectorIndex } from './vectors.ts'
+import { graphTask } from './vectors-graph.ts'
 
 interface Config {
   readonly max_body_bytes: number
@@ -131,7 +132,7 @@ export default definePlugin({
       'workers.tasks',
       { name: 'rag/cut', pool: 'rag', module: new URL('./tasks/cut.js', import.meta.url).href },
       { name: 'rag/analyse', pool: 'rag', module: new URL('./tasks/analyse.js', import.meta.url).href },
-      { name: 'rag/extend-graph', pool: 'graphs', module: new URL('./tasks/extend-graph.js', import.meta.url).href }
+      graphTask
     )
     ctx.provide('rag', rag)
     ctx.contribute('http.routes', ...routes(rag, users, config.max_body_bytes, ctx.log))

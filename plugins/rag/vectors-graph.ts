@@ -1,5 +1,6 @@
 import { stat } from 'node:fs/promises'
 import type { Index, IndexConfig, MetricKind, ScalarKind } from 'usearch'
+import type { WorkerTask } from '../workers/types.ts'
 
 /** A graph for approximate search, opened to be read. */
 export interface Graph {
@@ -14,6 +15,14 @@ export interface Graph {
 const connectivity = 16
 const expansionAdd = 128
 const expansionSearch = 64
+
+/** Makes or extends a graph; it is told to stop by its input. */
+export const graphTask: WorkerTask = {
+  name: 'rag/extend-graph',
+  pool: 'graphs',
+  module: new URL('./tasks/extend-graph.js', import.meta.url).href,
+  isUnstoppable: true
+}
 
 /** Of vectors of unit length, kept in halves as they are in the store. */
 export function graphSettings(dimensions: number): IndexConfig {

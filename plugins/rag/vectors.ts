@@ -7,7 +7,7 @@ import type { Key, Reader, Store, Transaction } from '../store/types.ts'
 import type { Workers } from '../workers/types.ts'
 import { createCache } from './cache.ts'
 import type { Extended, ExtendInput } from './tasks/extend-graph.ts'
-import { assertGraphs, type Graph, openGraph } from './vectors-graph.ts'
+import { assertGraphs, type Graph, graphTask, openGraph } from './vectors-graph.ts'
 import { createBest, fromHalves, type Matches, scan, toHalves } from './vectors-scan.ts'
 
 /**
@@ -196,6 +196,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
   const broken = new Set<string>()
   const growths = new Set<Promise<void>>()
   const stopping = new AbortController()
+  const stop = new Int32Array(new SharedArrayBuffer(4))
   let usable: Promise<boolean> | undefined
   let pausedUntilMs = Number.NEGATIVE_INFINITY
 
@@ -605,10 +606,11 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
           base: made === undefined ? undefined : await pathOf(made.file),
           target: await pathOf(file),
           ordinals,
-          rows
+          rows,
+          stop
         }
         const before = made
-        made = { file, ...(await workers.run<Extended>('rag/extend-graph', input, { signal: stopping.signal })) }
+        made = { file, ...(await workers.run<Extended>(graphTask.name, input)) }
         if (before !== present) await removeFile(before!.file)
       }
       await replaceGraph(index, head, made, ({ id, graphed }) => taken.has(id) || (plan === 'extend' && graphed))
@@ -780,6 +782,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
     },
 
     async stop() {
+      Atomics.store(stop, 0, 1)
       stopping.abort(new CodedError('RAG_STOPPED', 'the index is closed'))
       await Promise.all(growths)
     }

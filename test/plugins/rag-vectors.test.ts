@@ -1,5 +1,6 @@
 import { readdirSync, rmSync, truncateSync } from 'node:fs'
 import { join } from 'node:path'
+import { setImmediate as turn } from 'node:timers/promises'
 import fc from 'fast-check'
 import t from 'tap'
 import { definePlugin, type LogFields } from '../../kernel/index.ts'
@@ -9,20 +10,21 @@ import {
   type VectorIndex,
   type VectorIndexOptions
 } from '../../plugins/rag/vectors.ts'
+import { graphTask } from '../../plugins/rag/vectors-graph.ts'
 import { createBest, fromHalves, toHalves } from '../../plugins/rag/vectors-scan.ts'
 import type { Store } from '../../plugins/store/types.ts'
 import workers from '../../plugins/workers/index.ts'
+import type { Workers } from '../../plugins/workers/types.ts'
 import { startHouse } from '../harness.ts'
 
 type T = Parameters<typeof startHouse>[0]
 
 const seed = 20261201
 
-const graphTask = definePlugin({
-  name: 'graph-task',
+const graphMaker = definePlugin({
+  name: 'graph-maker',
   apply(ctx) {
-    const module = new URL('../../plugins/rag/tasks/extend-graph.js', import.meta.url).href
-    ctx.contribute('workers.tasks', { name: 'rag/extend-graph', pool: 'graphs', module })
+    ctx.contribute('workers.tasks', graphTask)
   }
 })
 
@@ -31,13 +33,14 @@ interface Setup {
   readonly vectors: VectorIndex
   readonly folder: string
   readonly warnings: string[]
+  readonly load: () => ReturnType<Workers['load']>[string] | undefined
   /** Another index over the same store, as another generation of the plugin has it. */
   readonly open: (options?: Partial<VectorIndexOptions>) => VectorIndex
 }
 
 /** @param from vectors from which on there is a graph; none when left out */
 async function start(t: T, from?: number, dataFolder = t.testdir()): Promise<Setup> {
-  const house = await startHouse(t, [{ plugin: workers }, { plugin: graphTask }], { dataFolder, http: false })
+  const house = await startHouse(t, [{ plugin: workers }, { plugin: graphMaker }], { dataFolder, http: false })
   const store = house.services('store')
   const warnings: string[] = []
   const log = {
@@ -52,7 +55,8 @@ async function start(t: T, from?: number, dataFolder = t.testdir()): Promise<Set
     t.teardown(() => vectors.stop())
     return vectors
   }
-  return { store, vectors: open(), folder: join(dataFolder, 'scratch', 'rag'), warnings, open }
+  const load = () => house.services('workers').load()[graphTask.pool]
+  return { store, vectors: open(), folder: join(dataFolder, 'scratch', 'rag'), warnings, load, open }
 }
 
 /** Numbers that are the same each time. */
@@ -401,12 +405,19 @@ for (const [how, harm] of [
 }
 
 t.test('stopping ends the making of a graph, and the next start takes away what it left', async (t) => {
-  const { store, open, folder } = await start(t, 1_000)
+  const { store, open, folder, load } = await start(t, 1_000)
   const work = createVectorWork()
   const vectors = open({ work })
+  await add(store, vectors, 'first', 0, someVectors(1_000))
+  await grown(vectors, work, 'first')
+  await store.atomically((tx) => vectors.drop(tx, 'first'))
+  await vectors.maintain('first')
   await add(store, vectors, 'a', 0, someVectors(4_000, 64))
   await vectors.maintain('a')
+  while (load()?.running !== 1) await turn()
   await vectors.stop()
+  // Ended within a call of the library, its thread would take the process down.
+  t.match(load(), { running: 0, threads: 1 }, 'its thread has given up by itself')
   t.match(await vectors.size('a'), { vectors: 4_000, graphed: 0 })
   const next = open()
   await next.sweep()

@@ -12,6 +12,8 @@ export interface ExtendInput {
   /** What is added: the number and the vector of each, in halves, one behind the other. */
   readonly ordinals: Float64Array
   readonly rows: Uint8Array
+  /** Shared: not 0 where it is to be given up. Its thread is not ended, since that takes the process down within a call. */
+  readonly stop: Int32Array
 }
 
 export interface Extended {
@@ -25,11 +27,12 @@ const rowsAtOnce = 256
 
 /** Adds vectors to a graph for approximate search, as a new file. */
 export default async function extendGraph(input: ExtendInput): Promise<TaskResult<Extended>> {
-  const { dimensions, base, target, ordinals, rows } = input
+  const { dimensions, base, target, ordinals, rows, stop } = input
   const { Index } = await import('usearch')
   const graph = new Index(graphSettings(dimensions))
   if (base !== undefined) graph.load(base)
   for (let at = 0; at < ordinals.length; at += rowsAtOnce) {
+    if (Atomics.load(stop, 0) !== 0) return { ok: false, code: 'RAG_STOPPED', message: 'the graph was given up' }
     const end = Math.min(at + rowsAtOnce, ordinals.length)
     const keys = BigUint64Array.from(ordinals.subarray(at, end), BigInt)
     const vectors = fromHalves(rows.subarray(at * dimensions * 2, end * dimensions * 2))
@@ -41,8 +44,6 @@ export default async function extendGraph(input: ExtendInput): Promise<TaskResul
         if (!known[each]) graph.add(key, vectors.subarray(each * dimensions, (each + 1) * dimensions), 1)
       }
     }
-    // So that the thread can be ended between two steps.
-    await new Promise(setImmediate)
   }
   graph.save(target)
   const file = await open(target, 'r+')
