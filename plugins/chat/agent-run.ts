@@ -116,7 +116,8 @@ export async function* runAgent(run: AgentRun): AsyncGenerator<Token, Answer> {
   run.spent.begin(run.history.reduce(countChars, run.message.length))
   for (let round = 1; ; round += 1) {
     const last = round > run.agent.maxToolIterations
-    const options = withAbortSignal(offered.length > 0 && !last ? { prompt, tools: offered } : { prompt }, run.ending)
+    const call = { ...run.agent.settings, prompt }
+    const options = withAbortSignal(offered.length > 0 && !last ? { ...call, tools: offered } : call, run.ending)
     const step: Step = { text: '', sources, calls: [], usage: undefined }
     const before = text === '' ? '' : paragraph
     let isWhole = false

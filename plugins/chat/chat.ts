@@ -1,5 +1,5 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider'
-import { CodedError, type Contribution, isCoded, type Logger } from '../../kernel/index.ts'
+import { type Awaitable, CodedError, type Contribution, isCoded, type Logger } from '../../kernel/index.ts'
 import type { NewAlert } from '../alerts/types.ts'
 import type { Principal } from '../http/types.ts'
 import type { Store } from '../store/types.ts'
@@ -14,7 +14,7 @@ import { parseChoice, routingCall } from './routing.ts'
 import { LinkedSignal, untilAborted, withAbortSignal } from './signals.ts'
 import type { Tally } from './tally.ts'
 import { isPlainId, maxIdBytes, toWellFormed } from './text.ts'
-import type { AgentDefinition, Chat, ModelProvider, Source, TurnRequest } from './types.ts'
+import type { AgentDefinition, Chat, ChatOutcome, ModelProvider, OwnAgent, Source, TurnRequest } from './types.ts'
 
 export interface Config {
   /** Messages of the conversation that the model is shown again. */
@@ -46,6 +46,8 @@ export interface ChatService extends Chat {
 }
 
 const maxNameChars = 128
+/** Who answers where nobody is named and there is no router to ask. */
+const firstChoice = 'orchestrator'
 
 /** What people are told of a failing model, by the code of its error. */
 const modelFailures: Readonly<Record<string, string>> = {
@@ -70,9 +72,17 @@ const callerFaults: readonly string[] = [
   'TENANTS_PURGED'
 ]
 
+/** An agent that can be held. */
+interface FoundAgent extends Pick<Contribution<AgentDefinition>, 'item' | 'lease'> {
+  /** The tenant's own; left out, the program's. */
+  readonly isOwn?: true
+}
+
 /** An agent and a model at work: they stay as they are until this is closed. */
 interface Hold {
   readonly agent: AgentDefinition
+  /** Whose the agent is. */
+  readonly source: ChatOutcome['source']
   readonly provider: ModelProvider
   readonly model: LanguageModelV3
   /** Fires when the caller leaves, the server stops, or the drain time of the agent or the provider is over. */
@@ -119,11 +129,15 @@ export function createChat(options: {
     checkRequest(request, config.max_message_chars)
     const message = toWellFormed(request.message)
     const spent = new Spending()
-    let held = request.agent
-      ? holdAgent(findNamed(request.agent), request)
-      : request.unrouted === true
-        ? holdAgent(findChosen(undefined), request)
-        : undefined
+    const found = findOwn(request)
+    const own = found instanceof Promise ? await found : found
+    let held = own
+      ? holdAgent(own, request)
+      : request.agent
+        ? holdAgent(findNamed(request.agent), request)
+        : request.unrouted === true
+          ? holdAgent(findChosen(undefined), request)
+          : undefined
     let meter: Meter | undefined
     try {
       meter = await beginMeter(tenants, quotas, log, request, spent, newId, now)
@@ -131,7 +145,7 @@ export function createChat(options: {
       const { contextId } = request
       return {
         held,
-        label: request.agent ? held.agent.name : `${held.agent.name} (system)`,
+        label: request.agent ? held.agent.name : `${held.agent.name} (${held.source})`,
         contextId: contextId || newId(),
         isNew: !contextId,
         message,
@@ -146,8 +160,27 @@ export function createChat(options: {
     }
   }
 
-  function holdAgent(agent: Contribution<AgentDefinition>, { model, caller }: TurnRequest): Hold {
+  function holdAgent(agent: FoundAgent, { model, caller }: TurnRequest): Hold {
     return hold(agent, findModel(agent.item, model), caller)
+  }
+
+  /** Of the agents that only the caller's tenant has, the one that is to answer. */
+  function findOwn({ principal, agent, unrouted }: TurnRequest): Awaitable<FoundAgent | undefined> {
+    const tenantId = principal.kind === 'tenant' ? principal.id : principal.tenantId
+    const name = agent || (unrouted === true ? firstChoice : undefined)
+    const from = registry.own()
+    if (tenantId === undefined || name === undefined || from === undefined) return undefined
+    const toFound = (own: OwnAgent | undefined): FoundAgent | undefined => {
+      if (own === undefined) return undefined
+      if (own.enabled) return { item: own.agent, lease: () => from.lease(), isOwn: true }
+      throw new CodedError('CHAT_AGENT_UNKNOWN', `Agent '${name}' is disabled for tenant '${tenantId}'`)
+    }
+    const own = from.item.find(tenantId, name)
+    return own instanceof Promise ? own.catch(notRead).then(toFound) : toFound(own)
+  }
+
+  function notRead(cause: unknown): never {
+    throw new CodedError('CHAT_STORE_FAILED', 'The agents of the tenant could not be read', { cause })
   }
 
   function findNamed(name: string): Contribution<AgentDefinition> {
@@ -162,7 +195,7 @@ export function createChat(options: {
     const callable = registry.agents().filter(({ item }) => !item.router)
     const agent =
       callable.find(({ item }) => item.name === name) ??
-      callable.find(({ item }) => item.name === 'orchestrator') ??
+      callable.find(({ item }) => item.name === firstChoice) ??
       callable[0]
     if (agent === undefined) throw new CodedError('CHAT_NOT_CONFIGURED', 'No agent is configured')
     return agent
@@ -268,11 +301,12 @@ export function createChat(options: {
         while (!step.done) step = await steps.next()
         const { text, sources } = step.value
         await keep(turn, request.principal, text)
-        const { agent, provider, model } = turn.held
+        const { agent, source, provider, model } = turn.held
         const { inputTokens, outputTokens } = turn.spent
         return {
           reply: { response: text, agent: turn.label, context_id: turn.contextId, sources },
           agent: agent.name,
+          source,
           provider: provider.name,
           model: model.modelId,
           usage: { inputTokens, outputTokens }
@@ -285,6 +319,11 @@ export function createChat(options: {
     },
 
     agents: () => registry.agents().flatMap(({ item }) => (item.router ? [] : item)),
+
+    ownAgents(tenantId) {
+      const own = registry.own()?.item.list(tenantId) ?? []
+      return own instanceof Promise ? own.catch(notRead) : own
+    },
 
     async *stream(request) {
       let turn: OpenTurn
@@ -342,16 +381,13 @@ function invalid(message: string): CodedError {
 }
 
 /** Takes hold of an agent and its model in the step in which they were found. */
-function hold(
-  agent: Contribution<AgentDefinition>,
-  { provider, model }: FoundModel,
-  caller: TurnRequest['caller']
-): Hold {
+function hold(agent: FoundAgent, { provider, model }: FoundModel, caller: TurnRequest['caller']): Hold {
   const agentLease = agent.lease()
   const providerLease = provider.lease()
   const ending = new LinkedSignal(() => [caller.signal, agentLease.signal, providerLease.signal])
   return {
     agent: agent.item,
+    source: agent.isOwn === true ? 'tenant' : 'system',
     provider: provider.item,
     model,
     ending,

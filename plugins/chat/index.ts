@@ -46,6 +46,7 @@ export default definePlugin({
     const registry = createRegistry()
     ctx.collect('chat.agents', registry.agentCollector)
     ctx.collect('chat.providers', registry.providerCollector)
+    ctx.collect('chat.own-agents', registry.ownCollector)
     const tally = createTally(store, Date.now)
     const flush = () => tally.flush().catch((error: unknown) => ctx.log.warn('turns could not be counted', { error }))
     ctx.effect(() => flush, 'tally')

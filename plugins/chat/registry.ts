@@ -1,6 +1,6 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider'
 import { CodedError, type Collector, type Contribution } from '../../kernel/index.ts'
-import type { AgentDefinition, ModelProvider } from './types.ts'
+import type { AgentDefinition, ModelProvider, OwnAgents } from './types.ts'
 
 export interface FoundModel {
   readonly provider: Contribution<ModelProvider>
@@ -11,7 +11,10 @@ export interface FoundModel {
 export interface Registry {
   readonly agentCollector: Collector<AgentDefinition>
   readonly providerCollector: Collector<ModelProvider>
+  readonly ownCollector: Collector<OwnAgents>
   agents(): readonly Contribution<AgentDefinition>[]
+  /** Where the agents of tenants are, if they have any. */
+  own(): Contribution<OwnAgents> | undefined
   /** By exact name; only when there is none, by a name that differs in case. */
   findAgent(name: string): Contribution<AgentDefinition> | undefined
   /** @throws CodedError `CHAT_MODEL_UNKNOWN` */
@@ -24,6 +27,7 @@ export function createRegistry(): Registry {
   let agents: readonly Contribution<AgentDefinition>[] = []
   let agentsByName = new Map<string, Contribution<AgentDefinition>>()
   let providers = new Map<string, Contribution<ModelProvider>>()
+  let own: Contribution<OwnAgents> | undefined
 
   return {
     agentCollector: {
@@ -39,7 +43,16 @@ export function createRegistry(): Registry {
         providers = byName(now)
       }
     },
+    ownCollector: {
+      check([first, second]) {
+        if (first === undefined || second === undefined) return
+        const text = `agents of tenants come from entry '${first.entry}' and from entry '${second.entry}'`
+        throw new CodedError('CHAT_DUPLICATE_AGENT', text)
+      },
+      update: (now) => ([own] = now)
+    },
     agents: () => agents,
+    own: () => own,
     findAgent(name) {
       const exact = agentsByName.get(name)
       if (exact !== undefined) return exact

@@ -1,5 +1,5 @@
-import type { LanguageModelV3 } from '@ai-sdk/provider'
-import type {} from '../../kernel/index.ts'
+import type { LanguageModelV3, LanguageModelV3CallOptions } from '@ai-sdk/provider'
+import type { Awaitable } from '../../kernel/index.ts'
 import type { Principal } from '../http/types.ts'
 import type { Tenant } from '../tenants/types.ts'
 
@@ -42,6 +42,34 @@ export interface AgentDefinition {
   readonly parallelTools: boolean
   /** Chooses who answers when a request names nobody; cannot be called itself. */
   readonly router: boolean
+  /** Left out: as the model does by itself. */
+  readonly settings?: ModelSettings
+}
+
+/** How a model is to answer. */
+export type ModelSettings = Pick<
+  LanguageModelV3CallOptions,
+  'temperature' | 'topP' | 'frequencyPenalty' | 'presencePenalty' | 'maxOutputTokens' | 'stopSequences'
+>
+
+/** An agent that only one tenant has. */
+export interface OwnAgent {
+  readonly agent: AgentDefinition
+  /** It is listed, but cannot be called. */
+  readonly enabled: boolean
+  /** Unix time in milliseconds. */
+  readonly createdAtMs: number
+}
+
+/**
+ * Agents of tenants, contributed to `chat.own-agents`. For a tenant, and for users whose token names it, they come before
+ * those of the program; a disabled one hides the program's of that name.
+ */
+export interface OwnAgents {
+  /** By exact name. At hand for a tenant whose agents were seen before. */
+  find(tenantId: string, name: string): Awaitable<OwnAgent | undefined>
+  /** In the order of their names. */
+  list(tenantId: string): Awaitable<readonly OwnAgent[]>
 }
 
 /**
@@ -97,6 +125,8 @@ export interface ChatOutcome {
   readonly reply: TurnReply
   /** Plain name of the agent that answered. */
   readonly agent: string
+  /** Whose it is: the program's, or the tenant's own. */
+  readonly source: 'system' | 'tenant'
   readonly provider: string
   readonly model: string
   /** As reported by the model, or a quarter of the characters where nothing was. The router's own are left out. */
@@ -117,8 +147,10 @@ export interface ChatOutcome {
 export interface Chat {
   /** Resolves once the turn is stored, and settled where it is counted. */
   answer(request: TurnRequest): Promise<ChatOutcome>
-  /** Those that can be called, in the order of the program. */
+  /** Those of the program that can be called, in its order. */
   agents(): readonly AgentDefinition[]
+  /** Those that only this tenant has, in the order of their names. */
+  ownAgents(tenantId: string): Awaitable<readonly OwnAgent[]>
 }
 
 declare module '../../kernel/index.ts' {
@@ -128,5 +160,6 @@ declare module '../../kernel/index.ts' {
   interface Contributions {
     'chat.providers': ModelProvider
     'chat.agents': AgentDefinition
+    'chat.own-agents': OwnAgents
   }
 }

@@ -2,7 +2,7 @@ import crypto from 'node:crypto'
 import { setImmediate } from 'node:timers/promises'
 import { type Awaitable, CodedError, type Contribution, type Logger } from '../../kernel/index.ts'
 import type { Audit, AuditChange } from '../audit/types.ts'
-import type { Key, RangeOptions, Store, Transaction } from '../store/types.ts'
+import type { Key, RangeOptions, Reader, Store, Transaction } from '../store/types.ts'
 import { createCalendar, dayMs, periodOf } from './calendar.ts'
 import {
   assertCurrent,
@@ -163,7 +163,7 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
     return found instanceof Promise ? found.then(toFound) : toFound(found)
   }
 
-  async function need(tx: Transaction, tenantId: string): Promise<StoredTenant> {
+  async function need(tx: Reader, tenantId: string): Promise<StoredTenant> {
     const tenant = tenantId.length > maxIdChars ? undefined : await tx.get<StoredTenant>(tenantsCollection, [tenantId])
     if (tenant === undefined) throw unknownTenant()
     return tenant.value
@@ -390,6 +390,7 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
 
   return {
     find,
+    limitsIn: async (tx, tenantId) => toTenant(tenantId, await need(tx, tenantId)).limits,
 
     verifyKey(key) {
       if (key.length !== keyLength) return undefined

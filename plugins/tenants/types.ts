@@ -153,6 +153,12 @@ export interface Tenants {
   /** At hand where the store is. */
   find(tenantId: string): Awaitable<Tenant | undefined>
   /**
+   * Part of a transaction that adds something to a tenant: it commits only while the tenant is there and these are its
+   * limits.
+   * @throws CodedError `TENANTS_UNKNOWN`
+   */
+  limitsIn(tx: Reader, tenantId: string): Promise<Limits>
+  /**
    * Whose key it is; at hand for a key that was seen before.
    * @returns `undefined` for one that is unknown, revoked or expired
    * @throws CodedError `TENANTS_VERIFY_FAILED`

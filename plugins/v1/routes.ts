@@ -1,5 +1,5 @@
 import { CodedError, schemaOf, type JsonSchema } from '../../kernel/index.ts'
-import type { AgentDefinition, Chat, ChatOutcome } from '../chat/types.ts'
+import type { AgentDefinition, Chat, ChatOutcome, OwnAgent } from '../chat/types.ts'
 import type { ErrorMap, Headers, Problem, Reply, Request, Route } from '../http/types.ts'
 import type { AgentRun, AgentRuns, ApiKey, Tenants } from '../tenants/types.ts'
 import type { TenantPrincipal } from './guard.ts'
@@ -15,6 +15,9 @@ const maybeTime = { type: ['string', 'null'], format: 'date-time' } as const
 const dayMs = 86_400_000
 
 type NameParams = { readonly name: string }
+
+/** One of the program has neither state nor age. */
+type ShownAgent = { readonly agent: AgentDefinition } & Partial<OwnAgent>
 
 interface ChatBody {
   readonly message: string
@@ -46,7 +49,7 @@ const chatReply: JsonSchema = {
     agent: text,
     context_id: text,
     sources: { type: ['array', 'null'] },
-    source: { const: 'system', description: 'Whose the agent is' },
+    source: { enum: ['system', 'tenant'], description: "Whose the agent is: the program's, or the tenant's own" },
     model: text,
     provider: text,
     usage: {
@@ -184,9 +187,11 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
     return standing === undefined ? {} : quotaHeaders(standing)
   }
 
-  async function agentsOf(tenantId: string): Promise<readonly object[]> {
-    const runs = new Map((await tenants.runs(tenantId)).map((each) => [each.agent, each]))
-    return chat.agents().map((each) => toAgentBody(each, runs.get(each.name)))
+  /** The tenant's own come first, and stand in place of those of the program that have the same name. */
+  async function agentsOf(tenantId: string): Promise<readonly ShownAgent[]> {
+    const own = await chat.ownAgents(tenantId)
+    const names = new Set(own.map(({ agent }) => agent.name))
+    return [...own, ...chat.agents().flatMap((agent) => (names.has(agent.name) ? [] : { agent }))]
   }
 
   const listAgents: Route<object, PageQuery> = {
@@ -199,8 +204,11 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
     replies: { 200: paginatedOf(agent) },
     errors,
     renderProblem,
-    handle: async (request: Request<object, PageQuery>) =>
-      told(request, paginate(await agentsOf(request.principal.id), request.query))
+    async handle(request: Request<object, PageQuery>) {
+      const runs = new Map((await tenants.runs(request.principal.id)).map((each) => [each.agent, each]))
+      const agents = (await agentsOf(request.principal.id)).map((each) => toAgentBody(each, runs.get(each.agent.name)))
+      return told(request, paginate(agents, request.query))
+    }
   }
 
   const getAgent: Route<NameParams> = {
@@ -213,15 +221,18 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
     errors,
     renderProblem,
     async handle(request: Request<NameParams>) {
-      const found = agentOf(request)
-      const runs = (await tenants.runs(request.principal.id)).find(({ agent }) => agent === found.name)
+      const found = await agentOf(request)
+      const runs = (await tenants.runs(request.principal.id)).find(({ agent }) => agent === found.agent.name)
       return told(request, toAgentBody(found, runs))
     }
   }
 
   /** @throws CodedError `V1_AGENT_UNKNOWN` */
-  function agentOf({ params, principal }: Pick<Request<NameParams>, 'params' | 'principal'>): AgentDefinition {
-    const found = chat.agents().find(({ name }) => name === params.name)
+  async function agentOf({
+    params,
+    principal
+  }: Pick<Request<NameParams>, 'params' | 'principal'>): Promise<ShownAgent> {
+    const found = (await agentsOf(principal.id)).find(({ agent }) => agent.name === params.name)
     if (found !== undefined) return found
     throw new CodedError('V1_AGENT_UNKNOWN', `Agent '${params.name}' not found for tenant '${principal.id}'`)
   }
@@ -230,7 +241,7 @@ export function routes(chat: Chat, tenants: Tenants): readonly Route[] {
     request: Request<NameParams, PageQuery>,
     toBody: (run: AgentRun, agent: string) => object
   ): Promise<Paginated<object>> {
-    const { name } = agentOf(request)
+    const { name } = (await agentOf(request)).agent
     const { runs, total } = await tenants.runsOf(request.principal.id, name, sliceOf(request.query))
     const bodies = runs.map((run) => toBody(run, name))
     return toPage(bodies, total, request.query)
@@ -445,10 +456,10 @@ function chatHeaders({ agent, model, provider, usage }: ChatOutcome): Headers {
   }
 }
 
-function toChatBody({ reply, model, provider, usage }: ChatOutcome): object {
+function toChatBody({ reply, source, model, provider, usage }: ChatOutcome): object {
   return {
     ...reply,
-    source: 'system',
+    source,
     model,
     provider,
     usage: { input_tokens: usage.inputTokens, output_tokens: usage.outputTokens }
@@ -456,21 +467,21 @@ function toChatBody({ reply, model, provider, usage }: ChatOutcome): object {
 }
 
 /** What an agent can do, without the words that it is told: those are the operator's. */
-function toAgentBody(agent: AgentDefinition, runs: AgentRuns | undefined): object {
+function toAgentBody({ agent, enabled, createdAtMs }: ShownAgent, runs: AgentRuns | undefined): object {
   const total = runs?.runs ?? 0
   return {
     id: agent.name,
     name: agent.name,
     description: agent.description,
     agent_type: 'custom',
-    status: 'active',
+    status: enabled === false ? 'disabled' : 'active',
     config: {
       model: agent.model,
       tools: agent.tools,
       max_tool_iterations: agent.maxToolIterations,
       parallel_tools: agent.parallelTools
     },
-    created_at: null,
+    created_at: createdAtMs === undefined ? null : toRfc3339(createdAtMs),
     last_run: runs === undefined ? null : toRfc3339(runs.lastRunAtMs),
     total_runs: total,
     success_rate: runs === undefined || total === 0 ? 0 : (total - runs.failures) / total
