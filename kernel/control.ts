@@ -62,6 +62,8 @@ export interface ChangeOptions {
   readonly ifMatch?: string
   /** Checks everything and answers what would be done; nothing changes. */
   readonly dryRun?: boolean
+  /** Nothing changes before it resolves, and nothing at all when it rejects; what can be prepared meanwhile is. */
+  readonly after?: Promise<unknown>
 }
 
 export interface Changed {
@@ -135,7 +137,11 @@ export interface KernelControl {
    * Swaps a provider for one of another config, under the same entry: consumers find no gap, the fiber counts as new.
    * @param name id of an entry, or the label of a plugin that one entry uses
    */
-  replaceProvider(name: string, config: JsonObject): Promise<{ readonly plugin: string; readonly fiberId: number }>
+  replaceProvider(
+    name: string,
+    config: JsonObject,
+    options?: Pick<ChangeOptions, 'after'>
+  ): Promise<{ readonly plugin: string; readonly fiberId: number }>
   /** Takes a service of the kernel's own away, unless active fibers need it. */
   retireService(name: string): Promise<{ readonly retired: boolean; readonly type: string; readonly woken: boolean }>
   /** Gives a service of the kernel's own back. */

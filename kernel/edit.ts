@@ -811,14 +811,40 @@ function toBlock(text: string, eol: string): string {
  * @throws CodedError `PROGRAM_NOT_SAVED`; the file is as it was then, and nothing is left beside it
  */
 export async function writeProgramFile(path: string, text: string): Promise<void> {
+  const draft = await draftProgramFile(path, text)
+  await draft.publish()
+}
+
+/** A text that is on disk beside the file whose place it is to take. */
+export interface Draft {
+  readonly path: string
+  readonly text: string
+  /** Puts it in that place, durably. @throws CodedError `PROGRAM_NOT_SAVED`; the file is what it was then */
+  publish(): Promise<void>
+  /** Removes it where it was not published. */
+  discard(): void
+}
+
+/** @throws CodedError `PROGRAM_NOT_SAVED`; nothing is left behind then */
+export async function draftProgramFile(path: string, text: string): Promise<Draft> {
   let temporary: string | undefined
+  const discard = () => {
+    if (temporary !== undefined) rmSync(temporary, { force: true })
+    temporary = undefined
+  }
+  const notSaved = (error: unknown) => {
+    discard()
+    const message = `${path} could not be written: ${messageOf(error)}`
+    return new CodedError('PROGRAM_NOT_SAVED', message, { cause: error, detail: { path } })
+  }
   try {
     const target = resolveLinks(path)
     const old = statOf(target)
     // A rename asks the folder only; a file its owner made read-only is not to be replaced.
     if (old !== undefined) accessSync(target, constants.W_OK)
-    temporary = `${target}.tmp-${process.pid}-${randomUUID().slice(0, 8)}`
-    const file = openSync(temporary, 'wx', old?.mode ?? 0o666)
+    const name = `${target}.tmp-${process.pid}-${randomUUID().slice(0, 8)}`
+    const file = openSync(name, 'wx', old?.mode ?? 0o666)
+    temporary = name
     try {
       writeFileSync(file, text)
       if (old !== undefined) keepOwner(file, old)
@@ -826,14 +852,18 @@ export async function writeProgramFile(path: string, text: string): Promise<void
     } finally {
       closeSync(file)
     }
-    renameSync(temporary, target)
-    await syncFolder(dirname(target))
+    const publish = async () => {
+      try {
+        renameSync(name, target)
+        temporary = undefined
+        await syncFolder(dirname(target))
+      } catch (error) {
+        throw notSaved(error)
+      }
+    }
+    return { path, text, publish, discard }
   } catch (error) {
-    if (temporary !== undefined) rmSync(temporary, { force: true })
-    throw new CodedError('PROGRAM_NOT_SAVED', `${path} could not be written: ${messageOf(error)}`, {
-      cause: error,
-      detail: { path }
-    })
+    throw notSaved(error)
   }
 }
 

@@ -17,7 +17,7 @@ import type {
   PendingStep,
   Renamed
 } from './control.ts'
-import { type ProgramEdit, writeProgramFile } from './edit.ts'
+import { type Draft, draftProgramFile, type ProgramEdit } from './edit.ts'
 import { CodedError, isCoded, messageOf } from './errors.ts'
 import type { Target } from './generation.ts'
 import { Kernel } from './kernel.ts'
@@ -346,7 +346,7 @@ export class ProgramHost {
       toggleEntry: (id, options) => this.#exclusively(() => this.#toggle(id, options)),
       moveEntry: (id, parent, position, options) => this.#exclusively(() => this.#move(id, parent, position, options)),
       reload: (options) => this.#exclusively(() => this.#reload(options)),
-      replaceProvider: (name, config) => this.#exclusively(() => this.#replace(name, config)),
+      replaceProvider: (name, config, options) => this.#exclusively(() => this.#replace(name, config, options)),
       retireService: (name) => this.#exclusively(async () => this.#retireService(name)),
       provideService: (name) => this.#exclusively(async () => this.#provideService(name))
     }
@@ -455,7 +455,11 @@ export class ProgramHost {
     return this.#apply(source.program, {}, options)
   }
 
-  async #replace(name: string, config: JsonObject): ReturnType<KernelControl['replaceProvider']> {
+  async #replace(
+    name: string,
+    config: JsonObject,
+    options: ChangeOptions | undefined
+  ): ReturnType<KernelControl['replaceProvider']> {
     const { entries } = this.program
     const byLabel = entries.filter((entry) => entry.plugin === name)
     const entry = entries.find((each) => each.id === name) ?? (byLabel.length === 1 ? byLabel[0] : undefined)
@@ -477,7 +481,7 @@ export class ProgramHost {
           edits: [{ op: 'set-config', id, config: unmaskSecrets(config, entryOf(source, id).config) }],
           rebuild: id
         }),
-        undefined
+        options
       )
     } catch (error) {
       const codes = ['PROGRAM_PREFLIGHT_FAILED', 'PROGRAM_APPLY_FAILED', 'PROGRAM_EDIT_FAILED', 'PROGRAM_INCLUDED']
@@ -507,8 +511,8 @@ export class ProgramHost {
   }
 
   /**
-   * Edits the file as it is on disk now, applies what it then says, and only then writes it. When somebody else has
-   * written meanwhile, begins anew from what they wrote.
+   * Edits the file as it is on disk now, applies what it then says, and only then puts it in its place. When somebody
+   * else has written meanwhile, begins anew from what they wrote.
    */
   async #change(make: (source: Source) => Change, options: ChangeOptions | undefined): Promise<Changed> {
     for (let round = 0; round < maxRounds; round++) {
@@ -517,32 +521,39 @@ export class ProgramHost {
       const change = make(source)
       const wanted = edited(source, change)
       const before = this.program
-      const changed = await this.#apply(wanted.program, change, options)
-      if (options?.dryRun === true || source.files.length === 0) return changed
-      try {
-        if (isAsRead(source)) {
-          for (const { parsed } of changedFiles(source, wanted)) await this.#write(parsed.file, parsed.text)
-          return changed
-        }
-      } catch (error) {
-        await this.#takeBack(before, change)
-        throw new CodedError(
-          'PROGRAM_NOT_SAVED',
-          `the program file ${this.#file} could not be written: ${messageOf(error)}`,
-          {
-            cause: error
-          }
-        )
+      // The bytes go to disk beside the file while whoever asked gets ready: no swap waits for both in turn.
+      const drafts: Draft[] = []
+      const prepare = async () => {
+        const drafting = changedFiles(source, wanted).map(async ({ parsed: { file, text } }) => {
+          drafts.push(await draftProgramFile(file, text))
+        })
+        await all([options?.after ?? Promise.resolve(), ...drafting])
       }
-      await this.#takeBack(before, change)
+      try {
+        const changed = await this.#apply(wanted.program, change, options, prepare)
+        if (options?.dryRun === true || source.files.length === 0) return changed
+        try {
+          if (isAsRead(source)) {
+            for (const draft of drafts) await this.#publish(draft)
+            return changed
+          }
+        } catch (error) {
+          await this.#takeBack(before, change)
+          throw notSaved(this.#file, error)
+        }
+        await this.#takeBack(before, change)
+      } finally {
+        for (const draft of drafts) draft.discard()
+      }
     }
     throw new CodedError('PROGRAM_CHANGED', 'somebody else keeps writing the program file; the change was given up')
   }
 
-  async #write(file: string, text: string): Promise<void> {
-    await writeProgramFile(file, text)
-    this.#whole.set(file, text)
-    this.#watcher?.expect(resolve(file), text)
+  async #publish(draft: Draft): Promise<void> {
+    const { path, text } = draft
+    await draft.publish()
+    this.#whole.set(path, text)
+    this.#watcher?.expect(resolve(path), text)
   }
 
   async #takeBack(before: Program, { renamed = [] }: Change): Promise<void> {
@@ -550,11 +561,15 @@ export class ProgramHost {
     await this.#apply(before, { renamed: back }, undefined)
   }
 
-  /** Makes `wanted` run: everything checked first, then step by step; a step that fails takes those before it back. */
+  /**
+   * Makes `wanted` run: everything checked first, then step by step; a step that fails takes those before it back.
+   * @param prepare what is left to do once everything is checked; nothing changes when it rejects
+   */
   async #apply(
     wanted: Program,
     { renamed = [], rebuild }: Omit<Change, 'edits'>,
     options: ChangeOptions | undefined,
+    prepare: () => Promise<unknown> = async () => options?.after,
     pass: Pass = new Map()
   ): Promise<Changed> {
     const { entries } = wanted
@@ -568,6 +583,7 @@ export class ProgramHost {
       await this.#verify({ action: 'update-config', id: to.id, to }, entries, pass, renamed)
     }
     if (options?.dryRun === true) return { applied: [], planned: shownSteps(steps) }
+    await prepare()
     this.#rename(renamed)
     try {
       const applied = await this.#takeAll(steps, targets)
@@ -721,7 +737,7 @@ export class ProgramHost {
       try {
         const { program } = await this.read()
         const pass: Pass = new Map([...plugins].map(([label, plugin]) => [label, Promise.resolve(plugin)]))
-        const { applied } = await this.#apply(program, {}, undefined, pass)
+        const { applied } = await this.#apply(program, {}, undefined, undefined, pass)
         if (applied.length > 0) log.info('the program file was taken in', { applied })
         return
       } catch (error) {
@@ -795,6 +811,17 @@ export class ProgramHost {
     })
     return { ...entry, intercept: Object.fromEntries(masked) as JsonObject }
   }
+}
+
+/** As `Promise.all`, but not before each has ended. */
+async function all(works: readonly Promise<unknown>[]): Promise<void> {
+  const outcomes = await Promise.allSettled(works)
+  for (const outcome of outcomes) if (outcome.status === 'rejected') throw outcome.reason
+}
+
+function notSaved(file: string | undefined, error: unknown): CodedError {
+  const message = `the program file ${file} could not be written: ${messageOf(error)}`
+  return new CodedError('PROGRAM_NOT_SAVED', message, { cause: error })
 }
 
 /** Resolves when `work` does, or after `limitMs`. */

@@ -44,7 +44,8 @@ export function entryRoutes(kernel: KernelControl, record: Recorder): readonly R
     work: (options: ChangeOptions) => Promise<R>
   ) => {
     const options = optionsOf(request)
-    return options.dryRun === true ? work(options) : record(request, subject, () => work(options))
+    if (options.dryRun === true) return work(options)
+    return record(request, subject, (recorded) => work({ ...options, after: recorded }))
   }
   const ofEntry = (action: string, id: string, body?: unknown): Subject => ({ action, type: 'entry', id, body })
 

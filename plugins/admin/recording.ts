@@ -21,22 +21,56 @@ interface Made {
   readonly disabled?: boolean
 }
 
-/** Makes a change on record: it is in the log before it begins, and its outcome after. */
-export type Recorder = <R extends object>(request: Asked, subject: Subject, work: () => Promise<R>) => Promise<R>
+/**
+ * Makes a change on record: it is in the log before it is made, and its outcome after.
+ * @param work may prepare what it likes and changes nothing before `recorded` resolves; where that rejects, nothing
+ */
+export type Recorder = <R extends object>(
+  request: Asked,
+  subject: Subject,
+  work: (recorded: Promise<void>) => Promise<R>
+) => Promise<R>
 
 /** Without a log, changes are made unrecorded. */
 export function createRecorder(audit: Audit | undefined): Recorder {
-  if (audit === undefined) return (_request, _subject, work) => work()
-  return ({ principal, address, id: requestId }, { action, type, id, body }, work) =>
-    audit.around(
-      { actor: principal.id, address, requestId, action, resource: { type, id }, fields: fieldsOf(body) },
-      work,
-      ({ applied, renamed, disabled }: Made) => ({
-        steps: applied?.map((step) => `${step.action} ${step.id}`),
-        renamed,
-        disabled
-      })
-    )
+  if (audit === undefined) return (_request, _subject, work) => work(Promise.resolve())
+  return async ({ principal, address, id: requestId }, { action, type, id, body }, work) => {
+    const { recorded, isRecorded, isNot } = whenRecorded()
+    const made = work(recorded)
+    // Whatever becomes of it is told below, once it is on record that it was tried.
+    made.catch(nothing)
+    try {
+      return await audit.around(
+        { actor: principal.id, address, requestId, action, resource: { type, id }, fields: fieldsOf(body) },
+        () => {
+          isRecorded()
+          return made
+        },
+        ({ applied, renamed, disabled }: Made) => ({
+          steps: applied?.map((step) => `${step.action} ${step.id}`),
+          renamed,
+          disabled
+        })
+      )
+    } catch (error) {
+      isNot(error)
+      await made.catch(nothing)
+      throw error
+    }
+  }
+}
+
+const nothing = () => {}
+
+function whenRecorded() {
+  let isRecorded: () => void = nothing
+  let isNot: (error: unknown) => void = nothing
+  const recorded = new Promise<void>((resolve, reject) => {
+    isRecorded = resolve
+    isNot = reject
+  })
+  recorded.catch(nothing)
+  return { recorded, isRecorded, isNot }
 }
 
 /** Names of the members of a body, and of those of its config. */

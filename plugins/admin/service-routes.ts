@@ -74,7 +74,10 @@ export function serviceRoutes(
       const { name } = request.params
       try {
         const subject = ofService('service.retire', name)
-        const { retired, type, woken } = await record(request, subject, () => kernel.retireService(name))
+        const { retired, type, woken } = await record(request, subject, async (recorded) => {
+          await recorded
+          return kernel.retireService(name)
+        })
         const removed_type = retired ? type : null
         return { body: { retired, service: name, removed_type, cascaded_notify: woken } }
       } catch (error) {
@@ -95,7 +98,10 @@ export function serviceRoutes(
       const { name } = request.params
       try {
         const subject = ofService('service.provide', name)
-        const { provided, type } = await record(request, subject, () => kernel.provideService(name))
+        const { provided, type } = await record(request, subject, async (recorded) => {
+          await recorded
+          return kernel.provideService(name)
+        })
         const body = provided
           ? { provided, service: name, type }
           : { provided, service: name, reason: 'already present' }
@@ -150,7 +156,9 @@ async function replace(
   return answered({ missing: { replaced: false }, refused: { replaced: false } }, async () => {
     try {
       const subject = ofService('service.replace', name, { config })
-      const { plugin, fiberId } = await record(request, subject, () => kernel.replaceProvider(name, config))
+      const { plugin, fiberId } = await record(request, subject, (recorded) =>
+        kernel.replaceProvider(name, config, { after: recorded })
+      )
       return json(200, { replaced: true, plugin, fiber_id: fiberId })
     } catch (error) {
       if (!isCoded(error, 'PROVIDER_NOT_REPLACED')) throw error

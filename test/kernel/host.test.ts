@@ -172,6 +172,50 @@ t.test('P02 P03 an entry that is put leaves the head of the file and nothing bes
   await assertAgreed(t, house)
 })
 
+t.test('a change that waits for something is prepared meanwhile, and made when that is there', async (t) => {
+  const house = await startFile(t, num(1))
+  const text = house.read()
+  const files = () => readdirSync(dirname(house.file)).length
+  const wait = () => {
+    let go = () => {}
+    let stop = (_error: Error) => {}
+    const after = new Promise<void>((resolve, reject) => {
+      go = resolve
+      stop = reject
+    })
+    return { after, go, stop }
+  }
+  const changes = [
+    (after: Promise<void>): Promise<object> => house.control.patchEntry('num', { config: { value: 2 } }, { after }),
+    (after: Promise<void>): Promise<object> => house.control.replaceProvider('num', { value: 3 }, { after })
+  ]
+  for (const [at, change] of changes.entries()) {
+    const { after, stop } = wait()
+    const refused = change(after)
+    await until(() => files() === 2)
+    stop(new Error('it did not come'))
+    await t.rejects(refused, { message: 'it did not come' })
+    t.strictSame([house.num(), house.fiber('num')?.generation, files()], [at + 1, at + 1, 1], 'as if never asked')
+    const { after: later, go } = wait()
+    const changed = change(later)
+    await until(() => files() === 2)
+    await house.host.kernel.settled()
+    t.strictSame([house.num(), house.fiber('num')?.generation], [at + 1, at + 1], 'nothing has changed yet')
+    go()
+    await changed
+    t.strictSame([house.num(), files()], [at + 2, 1])
+  }
+  t.not(house.read(), text)
+  await assertAgreed(t, house)
+
+  writeFileSync(house.file, num(9))
+  const { after, stop } = wait()
+  const reload = house.control.reload({ after })
+  stop(new Error('it did not come'))
+  await t.rejects(reload, { message: 'it did not come' })
+  t.equal(house.num(), 3)
+})
+
 t.test('P04 a file that cannot be written answers 500, and nothing has changed', async (t) => {
   // No room for the name of the file that would be written beside it: so also for root.
   const name = `${'p'.repeat(240)}.toml`

@@ -1,4 +1,4 @@
-import { readFileSync, renameSync, symlinkSync, writeFileSync } from 'node:fs'
+import { readdirSync, readFileSync, renameSync, symlinkSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import t from 'tap'
 import { CodedError, definePlugin, schemaOf } from '../../kernel/index.ts'
@@ -787,6 +787,7 @@ t.test('a change that cannot be put on record first is not made', async (t) => {
     deaf
   })
   const text = house.text()
+  const beside = readdirSync(dirname(house.file))
   const requests: [string, string, unknown?][] = [
     ['PATCH', '/entries/calc', { config: { precision: 2, url: 'x' } }],
     ['DELETE', '/entries/calc'],
@@ -797,6 +798,7 @@ t.test('a change that cannot be put on record first is not made', async (t) => {
     t.match(await house.admin(method, path, body), { status: 503, body: { error: /the change was not made/ } })
   }
   t.equal(house.text(), text)
+  t.strictSame(readdirSync(dirname(house.file)), beside, 'nothing of it is left beside the file')
   t.equal(house.services('calc_service').precision(), 6)
 })
 
