@@ -5,8 +5,9 @@ import type {} from '../http/types.ts'
 import type {} from '../readiness/types.ts'
 import type {} from '../store/types.ts'
 import type { Tool } from '../tools/types.ts'
-import { countLive, createQueue } from './queue.ts'
+import { countJobs, createQueue } from './queue.ts'
 import { routes } from './routes.ts'
+import { assertTools, catchUpMs, createSchedules, type Schedule } from './schedules.ts'
 import { deadLettersTool, jobTool } from './tools.ts'
 import type {} from './types.ts'
 import { type Clock, createWorker, systemClock, type WorkerState } from './worker.ts'
@@ -18,9 +19,11 @@ interface Config {
   readonly max_backoff_ms: number
   readonly lease_ms: number
   readonly max_jobs: number
+  readonly max_dead_letters: number
   readonly keep_days: number
   readonly anonymous: boolean
   readonly operators: readonly string[]
+  readonly schedules: readonly Schedule[]
 }
 
 const config = schemaOf<Config>({
@@ -54,6 +57,12 @@ const config = schemaOf<Config>({
       description: 'After such a time without a sign of life a running job is taken up again'
     },
     max_jobs: { type: 'integer', minimum: 1, default: 100_000, description: 'Jobs that may be queued or running' },
+    max_dead_letters: {
+      type: 'integer',
+      minimum: 1,
+      default: 10_000,
+      description: 'With so many no new job is taken until an operator has retried or discarded some'
+    },
     keep_days: {
       type: 'integer',
       minimum: 0,
@@ -70,6 +79,36 @@ const config = schemaOf<Config>({
       items: { type: 'string', minLength: 1 },
       default: [],
       description: 'Principals that may use carmy_dead_letters, such as "user:<id>"; without any there is no such tool'
+    },
+    schedules: {
+      type: 'array',
+      default: [],
+      description: 'Jobs that are made again and again, at times of UTC',
+      items: {
+        type: 'object',
+        required: ['name', 'cron', 'tool'],
+        additionalProperties: false,
+        properties: {
+          name: {
+            type: 'string',
+            pattern: '^[\\w.-]{1,64}$',
+            description: 'The tool is called as schedule:<name>; the request id of a job is <name>@<time>'
+          },
+          cron: {
+            type: 'string',
+            description:
+              'Second, minute, hour, day of the month, month, day of the week (as MON) and, if wanted, year: "0 30 6 * * MON-FRI *"'
+          },
+          tool: { type: 'string', minLength: 1 },
+          arguments: { default: {}, description: 'What the tool is called with' },
+          permissions: {
+            type: 'array',
+            items: { type: 'string', minLength: 1 },
+            default: [],
+            description: 'Such as "confirm:<tool>"'
+          }
+        }
+      }
     }
   }
 })
@@ -88,11 +127,12 @@ export function jobsAt(clock: Clock): Plugin {
     config,
     async apply(ctx, config) {
       const { store, tools, audit, kernel } = ctx.services
+      const isReady = (): boolean => kernel?.isReady() ?? true
       // The number stands for the shape of the state: code that keeps another one starts with its own.
       const state = await ctx.resource(
         'state',
-        1,
-        async (): Promise<WorkerState> => ({ live: await countLive(store), worker: undefined, running: new Map() }),
+        2,
+        async (): Promise<WorkerState> => ({ ...(await countJobs(store)), worker: undefined, running: new Map() }),
         () => {}
       )
       const queue = createQueue({
@@ -101,6 +141,7 @@ export function jobsAt(clock: Clock): Plugin {
         state,
         maxAttempts: config.max_attempts,
         maxJobs: config.max_jobs,
+        maxDeadLetters: config.max_dead_letters,
         now: () => clock.now(),
         randomUUID,
         wake: () => state.worker?.wake()
@@ -116,26 +157,50 @@ export function jobsAt(clock: Clock): Plugin {
         clock,
         log: ctx.log,
         hold: () => ctx.lease(),
-        isReady: () => kernel?.isReady() ?? true
+        isReady
       })
+      const schedules = createSchedules({
+        schedules: config.schedules,
+        jobs: queue,
+        clock,
+        log: ctx.log,
+        isActive: () => state.worker === worker && isReady(),
+        hold: () => ctx.lease()
+      })
+      if (isReady()) assertTools(config.schedules, tools)
       ctx.effect(() => () => worker.end(), 'worker')
+      ctx.effect(() => () => schedules.end(), 'schedules')
       // Another generation, or none, works from the very step on in which this one leaves.
       ctx.collect('jobs.workers', {
         update(now) {
           state.worker = now.at(-1)?.item
           state.worker?.wake()
+          schedules.wake()
         }
       })
       ctx.contribute('jobs.workers', worker)
-      ctx.on('kernel/started', () => worker.wake())
-      ctx.on('kernel/stopping', () => worker.stop())
+      ctx.on('kernel/started', () => {
+        worker.wake()
+        schedules.wake()
+        try {
+          assertTools(config.schedules, tools)
+        } catch (error) {
+          ctx.log.error('a schedule cannot do its work', { error })
+        }
+      })
+      ctx.on('kernel/stopping', () => {
+        worker.stop()
+        schedules.end()
+      })
 
       ctx.provide('jobs', queue)
       ctx.contribute('tools', jobTool(queue, config.anonymous) as Tool)
       if (config.operators.length > 0) ctx.contribute('tools', deadLettersTool(queue, config.operators) as Tool)
       ctx.contribute('http.routes', ...routes(queue))
       ctx.contribute('readiness.checks', { name: 'jobs', check: () => worker.check() })
-      const purge = (): Promise<number> => queue.purge(clock.now() - config.keep_days * dayMs)
+      // What a schedule makes up for has to be recognised.
+      const keepMs = Math.max(config.keep_days * dayMs, 2 * catchUpMs)
+      const purge = (): Promise<number> => queue.purge(clock.now() - keepMs)
       ctx.setTimeout(purge, 0)
       ctx.setInterval(purge, purgePeriodMs)
     }

@@ -1,6 +1,6 @@
 import { setImmediate } from 'node:timers/promises'
 import { isDeepStrictEqual } from 'node:util'
-import { type Awaitable, CodedError } from '../../kernel/index.ts'
+import { type Awaitable, CodedError, isCoded } from '../../kernel/index.ts'
 import type { Audit } from '../audit/types.ts'
 import type { Key, Store, Transaction, Versioned } from '../store/types.ts'
 import type { ToolFailure } from '../tools/types.ts'
@@ -17,8 +17,10 @@ const ended = 'jobs.ended'
 /** Likewise of dead letters, which may not. */
 const dead = 'jobs.dead'
 
-/** Rows of one step, between which others get their turn. */
-const step = 500
+/** Longest stretch of looking at jobs, each of which may be a megabyte; between them others get their turn. */
+const stretchMs = 5
+/** Rows of one transaction of a purge. */
+const step = 100
 const maxRequestIdBytes = 256
 const maxNameChars = 256
 const longestYears = 100 * 365 * 86_400_000
@@ -56,10 +58,20 @@ export interface Due {
   readonly dueAtMs: number
 }
 
+/** A row of an index: what can be told of a job without reading it. */
+interface Row {
+  readonly tool: string
+  readonly status: JobStatus
+  /** Its key in `identities`, where it has ended and has one. */
+  readonly identity?: Key | undefined
+}
+
 /** What all generations of the queue share. Plain data: the next generation may be other code. */
 export interface QueueState {
-  /** Jobs that are queued or running; a little ahead of the store. */
+  /** Jobs that are queued or running; like the other number a little ahead of the store. */
   live: number
+  /** Dead letters. */
+  dead: number
 }
 
 export interface QueueOptions {
@@ -69,6 +81,8 @@ export interface QueueOptions {
   readonly maxAttempts: number
   /** Queued and running ones, at most. */
   readonly maxJobs: number
+  /** With so many of them no new job is taken. */
+  readonly maxDeadLetters: number
   /** Unix time in milliseconds. */
   readonly now: () => number
   readonly randomUUID: () => string
@@ -91,18 +105,35 @@ export interface Queue extends Jobs {
 }
 
 /** Counts what a process finds when it starts. */
-export async function countLive(store: Store): Promise<number> {
-  let count = 0
-  for await (const _ of store.range(due, [])) {
-    count += 1
-    if (count % step === 0) await setImmediate()
+export async function countJobs(store: Store): Promise<QueueState> {
+  const pause = createPauses()
+  const count = async (index: string): Promise<number> => {
+    let found = 0
+    for await (const _ of store.range(index, [])) {
+      found += 1
+      await pause()
+    }
+    return found
   }
-  return count
+  return { live: await count(due), dead: await count(dead) }
+}
+
+/** @returns lets others have their turn when it has been asked for long enough */
+function createPauses(): () => Promise<void> | undefined {
+  let sinceMs = performance.now()
+  return () =>
+    performance.now() - sinceMs < stretchMs
+      ? undefined
+      : setImmediate().then(() => {
+          sinceMs = performance.now()
+        })
 }
 
 export function createQueue(options: QueueOptions): Queue {
-  const { store, audit, state, maxAttempts, maxJobs, now, randomUUID, wake } = options
+  const { store, audit, state, maxAttempts, maxJobs, maxDeadLetters, now, randomUUID, wake } = options
   let lastIdMs = 0
+  /** Writes of new jobs that have a place and may yet give it back. */
+  const undecided = new Set<Promise<unknown>>()
 
   /** After the prefix a UUID of version 7 (RFC 9562 §5.7) that never goes back. */
   function newId(): string {
@@ -126,7 +157,7 @@ export function createQueue(options: QueueOptions): Queue {
   /** Writes a job in its new form, and moves it in the indexes. */
   function write(tx: Transaction, was: StoredJob | undefined, is: StoredJob): void {
     for (const [index, key] of placesOf(was)) tx.remove(index, key)
-    for (const [index, key] of placesOf(is)) tx.put(index, key, { tool: is.tool })
+    for (const [index, key] of placesOf(is)) tx.put(index, key, rowOf(is))
     tx.put(jobs, [is.id], is)
   }
 
@@ -142,33 +173,86 @@ export function createQueue(options: QueueOptions): Queue {
     return found instanceof Promise ? found.then(show) : show(found)
   }
 
+  /** @returns the job that has its request id already; else `undefined`, and the job is on disk */
+  async function add(job: StoredJob): Promise<StoredJob | undefined> {
+    for (;;) {
+      const place = { isTaken: false }
+      const writing = durably((tx) => addTo(tx, job, place))
+      const decided = writing.then(
+        (present) => present === undefined,
+        () => false
+      )
+      // Told before anybody who waits for it looks again.
+      const settled = decided.then((isAdded) => {
+        undecided.delete(settled)
+        if (place.isTaken && !isAdded) state.live -= 1
+      })
+      undecided.add(settled)
+      try {
+        return await writing
+      } catch (error) {
+        await settled
+        if (!isCoded(error, 'JOBS_CAPACITY') || undecided.size === 0) throw error
+        // A place that is taken for what is there already is free again at once.
+        await Promise.race(undecided)
+      }
+    }
+  }
+
+  /** @param place is taken once, however often the transaction runs */
+  async function addTo(tx: Transaction, job: StoredJob, place: { isTaken: boolean }): Promise<StoredJob | undefined> {
+    const identity = identityOf(job)
+    const held = identity && (await tx.get<string>(identities, identity))
+    const holder = held && (await read(tx, held.value))
+    if (holder !== undefined && holder.status !== 'cancelled') return holder
+    if (!place.isTaken) {
+      if (state.live >= maxJobs) throw full(`${maxJobs} jobs are waiting already`)
+      if (state.dead >= maxDeadLetters) throw full(`an operator has to look at ${maxDeadLetters} dead letters first`)
+      state.live += 1
+      place.isTaken = true
+    }
+    write(tx, undefined, job)
+    if (identity !== undefined) tx.put(identities, identity, job.id)
+    return undefined
+  }
+
+  async function* newest(limit: number): AsyncIterable<StoredJob> {
+    for await (const [, { value }] of store.range<StoredJob>(jobs, [], { reverse: true, limit })) yield value
+  }
+
+  /** Those that live, newest first; those that have ended, the one that ended last first. */
+  async function* allOf(
+    status: JobStatus,
+    limit: number,
+    pause: () => Promise<void> | undefined
+  ): AsyncIterable<StoredJob> {
+    const isLive = status === 'queued' || status === 'running'
+    const index = isLive ? due : status === 'dead_lettered' ? dead : ended
+    const ids: string[] = []
+    for await (const [[, id], { value }] of store.range<Row>(index, [], { reverse: true })) {
+      if (value.status === status) ids.push(String(id))
+      if (!isLive && ids.length === limit) break
+      await pause()
+    }
+    // They stand there by the time at which they are due; of ids the greater one is newer.
+    if (isLive) ids.sort((a, b) => (a < b ? 1 : -1))
+    for (const id of ids.slice(0, limit)) {
+      const stored = await store.get<StoredJob>(jobs, [id])
+      // What has changed meanwhile is no longer what was asked for.
+      if (stored?.value.status === status) yield stored.value
+    }
+  }
+
   return {
     get: find,
 
     async enqueue(request) {
       const job = createJob(request, newId(), now(), maxAttempts)
-      const identity = identityOf(job)
-      state.live += 1
-      let present: StoredJob | undefined
-      try {
-        present = await durably(async (tx) => {
-          const held = identity && (await tx.get<string>(identities, identity))
-          const holder = held && (await read(tx, held.value))
-          if (holder !== undefined && holder.status !== 'cancelled') return holder
-          if (state.live > maxJobs) throw full(maxJobs)
-          write(tx, undefined, job)
-          if (identity !== undefined) tx.put(identities, identity, job.id)
-          return undefined
-        })
-      } catch (error) {
-        state.live -= 1
-        throw error
-      }
+      const present = await add(job)
       if (present === undefined) {
         wake()
         return toJob(job)
       }
-      state.live -= 1
       if (present.tool !== job.tool || !isDeepStrictEqual(present.arguments, job.arguments)) {
         throw new CodedError('JOBS_CONFLICT', 'the request id belongs to another job: another tool, or other arguments')
       }
@@ -177,19 +261,11 @@ export function createQueue(options: QueueOptions): Queue {
 
     async list({ limit, status }) {
       const found: Job[] = []
-      if (status === 'dead_lettered') {
-        for await (const [[, id]] of store.range(dead, [], { reverse: true, limit })) {
-          const job = await find(String(id))
-          if (job !== undefined) found.push(job)
-        }
-        return found
-      }
-      let looked = 0
-      for await (const [, { value }] of store.range<StoredJob>(jobs, [], { reverse: true })) {
-        if (status === undefined || value.status === status) found.push(toJob(value))
-        if (found.length === limit) break
-        looked += 1
-        if (looked % step === 0) await setImmediate()
+      const pause = createPauses()
+      for await (const job of status === undefined ? newest(limit) : allOf(status, limit, pause)) {
+        const { result: _, ...listed } = toJob(job)
+        found.push(listed)
+        await pause()
       }
       return found
     },
@@ -210,8 +286,10 @@ export function createQueue(options: QueueOptions): Queue {
     },
 
     async retry(id, actor) {
+      let wasDead = false
       const queued = await durably(async (tx) => {
         const job = await need(tx, id)
+        wasDead = job.status === 'dead_lettered'
         if (job.status !== 'dead_lettered' && job.status !== 'failed') {
           throw new CodedError(
             'JOBS_NOT_ENDED',
@@ -231,9 +309,25 @@ export function createQueue(options: QueueOptions): Queue {
         record(tx, 'retry_job', job, actor)
         return next
       })
+      if (wasDead) state.dead -= 1
       state.live += 1
       wake()
       return toJob(queued)
+    },
+
+    async discard(id, actor) {
+      const discarded = await durably(async (tx) => {
+        const job = await need(tx, id)
+        if (job.status !== 'dead_lettered') {
+          throw new CodedError('JOBS_NOT_ENDED', `the job is ${job.status}; only a dead letter is discarded`)
+        }
+        const next: StoredJob = { ...job, status: 'failed', ended_at_ms: now() }
+        write(tx, job, next)
+        record(tx, 'discard_job', job, actor)
+        return next
+      })
+      state.dead -= 1
+      return toJob(discarded)
     },
 
     async purge(endedBeforeMs) {
@@ -241,13 +335,12 @@ export function createQueue(options: QueueOptions): Queue {
       const purgeSome = (): Promise<number> =>
         store.atomically(async (tx) => {
           let removed = 0
-          for await (const [key] of tx.range(ended, [], { limit: step })) {
+          for await (const [key, { value }] of tx.range<Row>(ended, [], { limit: step })) {
             const [endedAtMs, id] = key as [number, string]
             if (endedAtMs >= endedBeforeMs) break
-            const job = await read(tx, id)
             tx.remove(ended, key)
             tx.remove(jobs, [id])
-            const identity = job && identityOf(job)
+            const { identity } = value
             if (identity !== undefined && (await tx.get<string>(identities, identity))?.value === id) {
               tx.remove(identities, identity)
             }
@@ -264,7 +357,7 @@ export function createQueue(options: QueueOptions): Queue {
     },
 
     async *due(limit) {
-      for await (const [[dueAtMs, id], { value }] of store.range<{ readonly tool: string }>(due, [], { limit })) {
+      for await (const [[dueAtMs, id], { value }] of store.range<Row>(due, [], { limit })) {
         yield { dueAtMs: dueAtMs as number, id: id as string, tool: value.tool }
       }
     },
@@ -296,12 +389,19 @@ export function createQueue(options: QueueOptions): Queue {
       }),
 
     async settle(job, outcome) {
-      const isSettled = await durably(async (tx) => {
-        const present = await read(tx, job.id)
-        if (present?.status !== 'running' || present.attempts !== job.attempts) return false
-        write(tx, present, after(present, outcome, now()))
-        return true
-      })
+      const isDead = outcome.status === 'dead_lettered'
+      let isSettled = false
+      if (isDead) state.dead += 1
+      try {
+        isSettled = await durably(async (tx) => {
+          const present = await read(tx, job.id)
+          if (present?.status !== 'running' || present.attempts !== job.attempts) return false
+          write(tx, present, after(present, outcome, now()))
+          return true
+        })
+      } finally {
+        if (isDead && !isSettled) state.dead -= 1
+      }
       if (isSettled && outcome.status !== 'queued') state.live -= 1
     },
 
@@ -372,6 +472,12 @@ function placesOf(job: StoredJob | undefined): readonly (readonly [index: string
   return [[job.status === 'dead_lettered' ? dead : ended, [job.ended_at_ms ?? 0, job.id]]]
 }
 
+function rowOf(job: StoredJob): Row {
+  const { tool, status } = job
+  const identity = job.due_at_ms === null ? identityOf(job) : undefined
+  return identity === undefined ? { tool, status } : { tool, status, identity }
+}
+
 function identityOf({ principal, session, request_id }: StoredJob): Key | undefined {
   return request_id === null ? undefined : [principal ?? none, session ?? none, request_id]
 }
@@ -409,8 +515,6 @@ function invalid(message: string): CodedError {
   return new CodedError('JOBS_INVALID', message)
 }
 
-function full(maxJobs: number): CodedError {
-  return new CodedError('JOBS_CAPACITY', `${maxJobs} jobs are waiting already, which is all that is kept`, {
-    detail: { retryAfterSeconds: 10 }
-  })
+function full(why: string): CodedError {
+  return new CodedError('JOBS_CAPACITY', `no more jobs are taken now: ${why}`, { detail: { retryAfterSeconds: 10 } })
 }

@@ -53,7 +53,7 @@ export function routes(jobs: Jobs): readonly Route[] {
     }
   }
 
-  const change = (verb: 'cancel' | 'retry', summary: string): Route<Params> => ({
+  const change = (verb: 'cancel' | 'retry' | 'discard', summary: string): Route<Params> => ({
     method: 'POST',
     path: `/api/admin/carmy/jobs/{job}/${verb}`,
     operationId: `${verb}Job`,
@@ -68,7 +68,8 @@ export function routes(jobs: Jobs): readonly Route[] {
     list,
     get,
     change('cancel', 'Cancel a job that is queued'),
-    change('retry', 'Let a job that failed or was dead-lettered run again, as an attempt of its own')
+    change('retry', 'Let a job that failed or was dead-lettered run again, as an attempt of its own'),
+    change('discard', 'Count a dead letter as failed, so that it makes room and is purged in time')
   ] as unknown as readonly Route[]
 }
 

@@ -33,7 +33,7 @@ export interface Job {
   readonly createdAtMs: number
   readonly endedAtMs: number | null
   readonly lastError: ToolFailure | null
-  /** Output of the tool, once it has succeeded. */
+  /** Output of the tool, once it has succeeded; not in lists. */
   readonly result?: unknown
 }
 
@@ -60,18 +60,20 @@ export interface EnqueueRequest {
  * cannot do twice what should be done once.
  *
  * Codes: `JOBS_INVALID`, `JOBS_CONFLICT` (the request id belongs to another call), `JOBS_CAPACITY` (detail
- * `retryAfterSeconds`), `JOBS_UNKNOWN`, `JOBS_STARTED` (too late to cancel), `JOBS_NOT_ENDED` (nothing to retry).
+ * `retryAfterSeconds`), `JOBS_UNKNOWN`, `JOBS_STARTED` (too late to cancel), `JOBS_NOT_ENDED` (nothing to retry or discard).
  */
 export interface Jobs {
   /** Resolves once it is on disk. @returns the new job, or the one that has the request id already */
   enqueue(request: EnqueueRequest): Promise<Job>
   get(id: string): Awaitable<Job | undefined>
-  /** Newest first. Dead letters come in the order in which they died. */
+  /** Newest first; of one status that is an end, the one that ended last first. */
   list(wanted: { readonly limit: number; readonly status?: JobStatus | undefined }): Promise<readonly Job[]>
   /** Only while it is queued. Recorded in the audit log, where there is one, when an administrator asks. */
   cancel(id: string, actor?: Actor): Promise<Job>
   /** Lets one that failed or was dead-lettered run again: an attempt with a request id of its own. Recorded likewise. */
   retry(id: string, actor?: Actor): Promise<Job>
+  /** Makes a dead letter that somebody has looked at a failed job, which is purged in time. Recorded likewise. */
+  discard(id: string, actor?: Actor): Promise<Job>
   /** Removes what ended before that time; dead letters stay. @returns how many went */
   purge(endedBeforeMs: number): Promise<number>
 }

@@ -413,6 +413,90 @@ t.test('no more than a number of jobs wait, and those that are known are still t
   )
 })
 
+t.test('a place is refused only when all are taken, however many ask at once', async (t) => {
+  const { enqueue, jobs } = await startJobs(t, { config: { max_jobs: 4 } })
+  const later = { afterMs: 1_000 }
+  await enqueue('echo', { text: 'a' }, { ...later, requestId: 'a' })
+  const again = () => enqueue('echo', { text: 'a' }, { ...later, requestId: 'a' })
+  const same = () => enqueue('echo', { text: 'b' }, { ...later, requestId: 'b' })
+
+  const known = await Promise.all([again(), again(), again(), again(), again(), enqueue('echo', { text: 'c' }, later)])
+  t.equal(new Set(known.map(({ id }) => id)).size, 2)
+  const one = await Promise.all([same(), same(), same(), same(), same(), enqueue('echo', { text: 'd' }, later)])
+  t.equal(new Set(one.map(({ id }) => id)).size, 2, 'those that turn out to be one job take one place')
+  t.equal((await jobs.list({ limit: 9 })).length, 4)
+  await t.rejects(enqueue('echo', { text: 'e' }, later), { code: 'JOBS_CAPACITY', message: /4 jobs are waiting/ })
+
+  for (const { id } of (await jobs.list({ limit: 9 })).slice(0, 3)) await jobs.cancel(id)
+  const many = await Promise.allSettled(Array.from({ length: 9 }, (_, at) => enqueue('echo', { text: `${at}` }, later)))
+  t.equal(many.filter(({ status }) => status === 'fulfilled').length, 3)
+})
+
+t.test('dead letters have a bound, which an operator makes room below', async (t) => {
+  const dataFolder = t.testdir()
+  const config = { max_dead_letters: 2 }
+  const { enqueue, reach, jobs, kernel, clock } = await startJobs(t, { config, dataFolder })
+  const first = await reach(await enqueue('boom', {}, { requestId: 'r' }), 'dead_lettered')
+  const second = await reach(await enqueue('boom'), 'dead_lettered')
+  const refusal = { code: 'JOBS_CAPACITY', message: /2 dead letters/ }
+  await t.rejects(enqueue('echo', { text: 'a' }), refusal)
+  t.equal((await enqueue('boom', {}, { requestId: 'r' })).id, first.id, 'what is known is told')
+
+  await t.rejects(jobs.discard('job_nobody'), { code: 'JOBS_UNKNOWN' })
+  t.match(await jobs.discard(first.id), { status: 'failed', lastError: { code: 'EXECUTION_UNCERTAIN' } })
+  await t.rejects(jobs.discard(first.id), { code: 'JOBS_NOT_ENDED' })
+  await reach(await enqueue('echo', { text: 'a' }), 'succeeded')
+  await reach(await enqueue('boom'), 'dead_lettered')
+  await t.rejects(enqueue('echo', { text: 'a' }), refusal)
+  t.strictSame(await jobs.purge(clock.now() + 1), 2, 'discarded and succeeded')
+  await kernel.stop()
+
+  const next = await startJobs(t, { config, dataFolder })
+  await t.rejects(next.enqueue('echo', { text: 'a' }), refusal, 'they are counted when the server starts')
+  await next.jobs.retry(second.id)
+  await t.resolves(next.enqueue('echo', { text: 'a' }))
+})
+
+t.test('jobs of one status are listed newest end first, without what their tools gave', async (t) => {
+  const { enqueue, reach, jobs, clock } = await startJobs(t)
+  const waiting = await enqueue('echo', { text: 'later' }, { afterMs: 9_000 })
+  const sooner = await enqueue('echo', { text: 'sooner' }, { afterMs: 5_000 })
+  const slow = await enqueue('sleep', { gate: 'g' })
+  const ends: Job[] = []
+  for (const text of ['a', 'b', 'c']) {
+    clock.advance(1)
+    ends.push(await reach(await enqueue('echo', { text }), 'succeeded'))
+  }
+  const ids = async (status?: JobStatus, limit = 9) => (await jobs.list({ limit, status })).map(({ id }) => id)
+
+  t.strictSame(await ids('succeeded'), ends.map(({ id }) => id).reverse())
+  t.strictSame(await ids('succeeded', 1), [ends[2]?.id])
+  t.strictSame(await ids('queued'), [sooner.id, waiting.id])
+  await reach(slow, 'running')
+  t.strictSame(await ids('running'), [slow.id])
+  t.strictSame(await ids('failed'), [])
+  t.ok((await jobs.list({ limit: 9 })).every((job) => !('result' in job)))
+  t.match(await jobs.get(ends[0]?.id ?? ''), { result: { text: 'a' } })
+})
+
+t.test('others get their turn while many large jobs are listed', async (t) => {
+  const { enqueue, jobs } = await startJobs(t)
+  const text = '\u00e9"'.repeat(200_000)
+  await Promise.all(Array.from({ length: 24 }, () => enqueue('echo', { text }, { afterMs: 1_000 })))
+  let turns = 0
+  let isListing = true
+  const count = (): void => {
+    turns += 1
+    if (isListing) setImmediate(count)
+  }
+  setImmediate(count)
+
+  t.equal((await jobs.list({ limit: 24 })).length, 24)
+  isListing = false
+
+  t.ok(turns > 1, `${turns} turns`)
+})
+
 t.test('an operator lets a dead letter run again, under a request id of its own', async (t) => {
   let runs = 0
   const ids: (string | undefined)[] = []
@@ -768,9 +852,12 @@ t.test('operators read jobs, cancel and retry them, and that is on record', asyn
   t.match(await ask('POST', `/${waiting.id}/cancel`), { status: 200, body: { status: 'cancelled' } })
   t.match(await ask('POST', `/${waiting.id}/cancel`), { status: 409, body: { code: 'CONFLICT' } })
   t.match(await ask('POST', `/${dead.id}/retry`), { status: 200, body: { job_id: dead.id, max_attempts: 6 } })
+  await reach(dead, 'dead_lettered')
+  t.match(await ask('POST', `/${dead.id}/discard`), { status: 200, body: { job_id: dead.id, status: 'failed' } })
+  t.match(await ask('POST', `/${dead.id}/discard`), { status: 409, body: { code: 'CONFLICT' } })
   t.match(await services('audit').list({ limit: 9, offset: 0 }), [
+    { action: 'discard_job', details: { before: { status: 'dead_lettered' } } },
     { action: 'retry_job', actor: 'admin_secret', resource: { type: 'job', id: dead.id }, status: 'done' },
     { action: 'cancel_job', actor: 'admin_secret', resource: { type: 'job', id: waiting.id } }
   ])
-  await reach(dead, 'dead_lettered')
 })
