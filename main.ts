@@ -4,7 +4,7 @@ import { dirname, relative, resolve } from 'node:path'
 import { parseArgs } from 'node:util'
 import { createLoader } from './authoring/start.ts'
 import { isCoded, messageOf } from './kernel/errors.ts'
-import { checkProgram, type HostOptions, planProgram, type ProgramHost, startKernel } from './kernel/host.ts'
+import { checkProgram, type HostOptions, ProgramHost, planProgram } from './kernel/host.ts'
 import { createJsonLogger, createLineWriter, type LineWriter, type Logger, type LogLevel } from './kernel/log.ts'
 import { resolveConfig } from './kernel/program.ts'
 import { isGroup } from './kernel/tree.ts'
@@ -143,15 +143,20 @@ async function start(
     readable: (stack) => options.loader.readable(stack)
   })
   // A plugin's stray error is that plugin's failure, not the end of everybody else's requests.
-  process.on('uncaughtException', (error) => log.error('an error was thrown outside of any request', { error }))
-  process.on('unhandledRejection', (error) => log.error('a rejection was not handled', { error }))
+  const host = new ProgramHost({ ...options, log, watch: { settleMs: 200 } })
+  process.on('uncaughtException', (error) =>
+    log.error('an error was thrown outside of any request', { error, ...host.stray(error, false) })
+  )
+  process.on('unhandledRejection', (error) =>
+    log.error('a rejection was not handled', { error, ...host.stray(error, true) })
+  )
   // Node's own printer would put text between the lines of the log.
   process.removeAllListeners('warning')
   process.on('warning', (warning) => {
     const isNews = warning.name !== 'ExperimentalWarning'
     log[isNews ? 'warn' : 'debug'](`the runtime warns: ${warning.message}`, { stack: warning.stack })
   })
-  const host = await startKernel({ ...options, log, watch: { settleMs: 200 } })
+  await host.start()
   return { host, stop: stopOnSignals(host, log, lines) }
 }
 

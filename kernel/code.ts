@@ -1,7 +1,7 @@
 import { existsSync, readdirSync } from 'node:fs'
 import { readFile, realpath } from 'node:fs/promises'
 import { createRequire, isBuiltin, SourceMap, type SourceMapping, type SourceMapPayload } from 'node:module'
-import { basename, dirname, extname, join, relative, resolve } from 'node:path'
+import { basename, dirname, extname, join, relative, resolve, sep } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { setFlagsFromString } from 'node:v8'
 import { constants, Script } from 'node:vm'
@@ -36,6 +36,8 @@ export interface CodeLoader {
    * made from, the path it was given by, and those an import looked for in vain. Nothing for a compiled built-in.
    */
   filesOf(plugin: string): ReadonlyMap<string, Stamp>
+  /** The plugin that a file belongs to, as stacks name it: its newest bundle, or its folder. */
+  ownerOf(file: string): string | undefined
   /** The stack of an error with places in bundles turned into places in the files they were made from. */
   readable(stack: string): string
 }
@@ -105,6 +107,12 @@ export function createCodeLoader({ builtins, sources, base, surface = kernelSurf
       return loadBundle(plugin, plugin)
     },
     filesOf: (plugin) => stamps.get(plugin) ?? new Map(),
+    ownerOf(file) {
+      const bundle = file.endsWith('.bundle') ? bundles.get(file.slice(0, -'.bundle'.length)) : undefined
+      if (bundle !== undefined) return bundle.plugin
+      const [label = ''] = relative(builtins, file).split(sep)
+      return loader.labels().includes(label) ? label : undefined
+    },
     readable: (stack) =>
       stack.replace(/(\/[^()\n]+)\.bundle:(\d+):(\d+)/g, (place, file: string, line: string, column: string) => {
         const bundle = bundles.get(file)
@@ -144,6 +152,8 @@ function toPlugin(exported: unknown, plugin: string, file: string): Plugin {
 
 /** A plugin as one CommonJS text. */
 interface Bundle {
+  /** As entries name it. */
+  readonly plugin: string
   readonly text: string
   /** Folder that the names in its source map start from. */
   readonly folder: string
@@ -194,6 +204,7 @@ async function build({ plugin, specifier, folder, plugins, files }: Build): Prom
     })
     const inputs = Object.keys(metafile.inputs).filter((input) => input !== stdin && !input.startsWith(`${hosted}:`))
     return {
+      plugin,
       text: outputFiles[0]?.text ?? '',
       folder,
       file: resolve(folder, metafile.inputs[stdin]?.imports[0]?.path ?? ''),

@@ -38,6 +38,7 @@ import {
 import { type Issue, renderIssues } from './schema.ts'
 import { maskSecrets, unmaskSecrets } from './secrets.ts'
 import { isSameScope } from './services.ts'
+import { ownerOfStray } from './strays.ts'
 import { enabledIds, isStructure, parentOf, type Scope, scopeOf } from './tree.ts'
 import { type FileWatcher, stampOf, watchFiles } from './watch.ts'
 
@@ -184,6 +185,23 @@ export class ProgramHost {
     const closed = watcher?.close()
     await this.kernel.stop(timeoutMs)
     await closed
+  }
+
+  /**
+   * Counts an error that nobody has caught as a fault of the entries whose code it came from: all entries of a plugin
+   * share its code, so that it is told of each.
+   * @param error with a stack, or nobody can tell
+   */
+  stray(
+    error: unknown,
+    isRejection: boolean
+  ): { readonly plugin: string; readonly entries: readonly string[] } | undefined {
+    const stack = error instanceof Error ? (error.stack ?? '') : ''
+    const plugin = ownerOfStray(stack, isRejection, (file) => this.#options.loader.ownerOf(file))
+    if (plugin === undefined) return undefined
+    const fibers = this.kernel.fibersOf((target) => this.#code.get(plugin) === target.plugin)
+    for (const fiber of fibers) (fiber.current ?? fiber.generations[0])?.fault(error)
+    return { plugin, entries: fibers.map(({ entry }) => entry) }
   }
 
   get program(): Program {

@@ -245,6 +245,11 @@ export class Kernel {
     return fibers.map((fiber) => statusOf(fiber, explain))
   }
 
+  /** The fibers of a program that run, or are to run, what is `wanted`. */
+  fibersOf(wanted: (target: Target) => boolean): readonly Fiber[] {
+    return [...this.#fibers.values()].filter(({ target }) => target !== undefined && wanted(target))
+  }
+
   targetOf(mount: Mount): Target {
     const { plugin, config, id, realms, overlays } = mount
     return { plugin, config: this.toTarget(plugin, config, id).config, realms, overlays }
