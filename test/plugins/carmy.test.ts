@@ -394,6 +394,7 @@ for (const transport of ['node', 'uws']) {
         t.equal(again.status, status)
         t.equal(again.text, first.text)
         t.equal(world.count(tool), runs + 1)
+        if (tool === 'boom') t.match(again.body.error, { code: 'TOOL_PANIC' }, name)
       }
     })
 
@@ -513,7 +514,7 @@ for (const transport of ['node', 'uws']) {
       )
     })
 
-    t.test('cases 85 to 88: calls overlap unless the tool forbids it', async (t) => {
+    t.test('cases 85, 86 and 88: calls overlap unless the tool forbids it', async (t) => {
       const serial = ['85a', '85b'].map((gate) => run('serial', { gate }))
       await world.until('serial 85a')
       const sleeping = Array.from({ length: 5 }, () => run('sleep', { gate: '86' }))
@@ -528,6 +529,19 @@ for (const transport of ['node', 'uws']) {
         ['serial 85a', 'serial 85a ended', 'serial 85b', 'serial 85b ended'],
         'case 85'
       )
+    })
+
+    t.test('case 87: a call that waits for its turn spends its deadline there', async (t) => {
+      const { run, world } = await startCarmy(t, { transport, toolsConfig: { timeout_ms: 100 } })
+      const first = run('serial', { gate: '87' })
+      await world.until('serial 87')
+      const waiting = await Promise.all([run('serial', { gate: '87' }), run('serial', { gate: '87' })])
+      for (const answer of waiting) {
+        t.match(answer, { status: 504, body: { status: 'timed_out', error: { code: 'TIMEOUT' } } })
+      }
+      t.equal(world.count('serial 87'), 1, 'they never ran')
+      world.open('87')
+      t.equal((await first).status, 504)
     })
 
     t.test('cases 89 to 91: a stream tells what happens and ends with the answer', async (t) => {
@@ -665,8 +679,7 @@ for (const transport of ['node', 'uws']) {
     t.test('cases 76 and 77: so many calls of one caller in a window', async (t) => {
       const toolsConfig = { rate_limit: { max: 2, window_ms: 60_000 } }
       const { run, stream } = await startCarmy(t, { transport, toolsConfig })
-      await run('peek')
-      await run('peek')
+      for (const call of [1, 2]) t.equal((await run('peek')).status, 200, `call ${call}`)
       const third = await run('peek')
       t.match(third, {
         status: 503,
@@ -696,13 +709,22 @@ for (const transport of ['node', 'uws']) {
       t.notOk(JSON.stringify(lines).includes('private words'))
     })
 
-    t.test('cases 15 and 16: a restart with the same tools gives the same documents', async (t) => {
-      const first = await startCarmy(t, { transport })
-      const before = [await first.ask('/agent/tools'), await first.ask('/.well-known/agent')]
-      await first.kernel.stop()
-      const { ask } = await startCarmy(t, { transport })
-      t.equal((await ask('/agent/tools')).text, before[0]?.text)
-      t.equal((await ask('/.well-known/agent')).text, before[1]?.text)
+    t.test('cases 15 and 16: a restart gives the same documents of the same tools, and others of others', async (t) => {
+      const documentsOf = async (plugins: Options['plugins'] = []) => {
+        const { ask, kernel } = await startCarmy(t, { transport, plugins })
+        const [tools, agent] = [await ask('/agent/tools'), await ask('/.well-known/agent')]
+        await kernel.stop()
+        const tags = [tools, agent].map(({ headers }) => headers.get('etag'))
+        return { texts: [tools.text, agent.text], tags, version: agent.body['tools_version'] }
+      }
+      const before = await documentsOf()
+      t.strictSame(await documentsOf(), before)
+      const after = await documentsOf([
+        { plugin: toolsPlugin(() => [toolOf({ name: 'extra', run: () => 1 })], 'extra') }
+      ])
+      t.not(after.version, before.version)
+      t.not(after.tags[0], before.tags[0])
+      t.not(after.tags[1], before.tags[1])
     })
 
     t.test('case 102: a silent stream is kept alive by comments', async (t) => {

@@ -49,49 +49,55 @@ async function statusWithHost(base: string, host: string): Promise<number | unde
   return response.statusCode
 }
 
-t.test('case 117: a foreign Host or Origin is answered 403', async (t) => {
-  const house = await startMcp(t)
-  const { base, post, kernel } = house
-  t.equal(await statusWithHost(base, 'evil.example'), 403)
-  t.equal(await statusWithHost(base, 'evil.example:80'), 403)
-  t.equal(await statusWithHost(base, 'localhost.evil.example'), 403)
-  for (const host of ['localhost', 'LOCALHOST:3000', '127.0.0.1:9', '[::1]:3000']) {
-    t.equal(await statusWithHost(base, host), 200, host)
-  }
-  for (const origin of [
-    'https://evil.example',
-    'null',
-    'http://localhost.evil.example',
-    'http://evil.example/localhost'
-  ]) {
-    const refused = await post(initialize, { origin })
-    t.equal(refused.status, 403, origin)
-    t.match(await refused.json(), { jsonrpc: '2.0', id: null, error: { code: -32000, message: /allowed_origins/ } })
-  }
-  t.equal(await statusOf(post(initialize, { origin: 'http://localhost:6274' })), 200)
-  t.equal(await statusOf(fetch(`${base}/mcp`, { headers: { origin: 'https://evil.example' } })), 403, 'also the stream')
+for (const transport of ['node', 'uws'] as const) {
+  t.test(`case 117, over ${transport}: a foreign Host or Origin is answered 403`, async (t) => {
+    const house = await startMcp(t, { transport })
+    const { base, post, kernel } = house
+    t.equal(await statusWithHost(base, 'evil.example'), 403)
+    t.equal(await statusWithHost(base, 'evil.example:80'), 403)
+    t.equal(await statusWithHost(base, 'localhost.evil.example'), 403)
+    for (const host of ['localhost', 'LOCALHOST:3000', '127.0.0.1:9', '[::1]:3000']) {
+      t.equal(await statusWithHost(base, host), 200, host)
+    }
+    for (const origin of [
+      'https://evil.example',
+      'null',
+      'http://localhost.evil.example',
+      'http://evil.example/localhost'
+    ]) {
+      const refused = await post(initialize, { origin })
+      t.equal(refused.status, 403, origin)
+      t.match(await refused.json(), { jsonrpc: '2.0', id: null, error: { code: -32000, message: /allowed_origins/ } })
+    }
+    t.equal(await statusOf(post(initialize, { origin: 'http://localhost:6274' })), 200)
+    t.equal(
+      await statusOf(fetch(`${base}/mcp`, { headers: { origin: 'https://evil.example' } })),
+      403,
+      'also the stream'
+    )
 
-  await kernel.update('mcp', { allowed_hosts: ['agents.example'], allowed_origins: ['*'] })
-  t.equal(await statusWithHost(base, 'agents.example'), 200)
-  t.equal(await statusWithHost(base, 'localhost'), 403)
-})
+    await kernel.update('mcp', { allowed_hosts: ['agents.example'], allowed_origins: ['*'] })
+    t.equal(await statusWithHost(base, 'agents.example'), 200)
+    t.equal(await statusWithHost(base, 'localhost'), 403)
+  })
 
-t.test('case 116: discovery tells of it while it is there', async (t) => {
-  const { services, kernel, base, post } = await startMcp(t, { config: { path: '/agent/mcp' } })
-  const discover = async () => {
-    const { body } = await services('http').dispatch({ method: 'GET', path: '/.well-known/agent' })
-    return body as { capabilities: string[]; mcp_url?: string }
-  }
-  t.match(await discover(), { capabilities: ['tools', 'streaming', 'idempotency', 'mcp'], mcp_url: '/agent/mcp' })
-  t.equal(await statusOf(post(initialize)), 404)
-  await kernel.update('mcp', {})
-  t.match(await discover(), { mcp_url: '/mcp' })
-  t.equal(await statusOf(post(initialize)), 200)
-  await kernel.retire('mcp')
-  t.strictSame((await discover()).capabilities, ['tools', 'streaming', 'idempotency'])
-  t.notOk('mcp_url' in (await discover()))
-  t.equal(await statusOf(fetch(`${base}/mcp`)), 404)
-})
+  t.test(`case 116, over ${transport}: discovery tells of it while it is there`, async (t) => {
+    const { kernel, base, post } = await startMcp(t, { transport, config: { path: '/agent/mcp' } })
+    const discover = async () => {
+      const response = await fetch(`${base}/.well-known/agent`)
+      return (await response.json()) as { capabilities: string[]; mcp_url?: string }
+    }
+    t.match(await discover(), { capabilities: ['tools', 'streaming', 'idempotency', 'mcp'], mcp_url: '/agent/mcp' })
+    t.equal(await statusOf(post(initialize)), 404)
+    await kernel.update('mcp', {})
+    t.match(await discover(), { mcp_url: '/mcp' })
+    t.equal(await statusOf(post(initialize)), 200)
+    await kernel.retire('mcp')
+    t.strictSame((await discover()).capabilities, ['tools', 'streaming', 'idempotency'])
+    t.notOk('mcp_url' in (await discover()))
+    t.equal(await statusOf(fetch(`${base}/mcp`)), 404)
+  })
+}
 
 t.test('callers are those of carmy', async (t) => {
   const house = await startMcp(t)

@@ -229,23 +229,26 @@ for (const transport of ['node', 'uws']) {
   })
 }
 
-t.test('row 113: a job of a delivery is queued until a worker takes it', async (t) => {
-  const { deliver, run, world, clock, services } = await startWebhooks(t, [{ ...queued, tool: 'sleep' }], {
-    jobsConfig: { concurrency: 1 }
+for (const transport of ['node', 'uws']) {
+  t.test(`row 113, over ${transport}: a job of a delivery is queued until a worker takes it`, async (t) => {
+    const { deliver, run, world, clock, services } = await startWebhooks(t, [{ ...queued, tool: 'sleep' }], {
+      transport,
+      jobsConfig: { concurrency: 1 }
+    })
+    await services('jobs').enqueue({ tool: 'sleep', arguments: { gate: 'first' }, caller: { principal: 'user:ann' } })
+    await world.until('sleep first')
+    const accepted = await deliver('/hooks/queued', { gate: 'g' })
+    const { job_id } = accepted.body as { job_id: string }
+    // The worker is busy.
+    t.match((await run('carmy_job', { job_id })).body, {
+      data: { job_id, status: 'queued', attempts: 0, run_at: new Date(clock.now()).toISOString() },
+      _agent: { cacheable: false, next_actions: [{ tool: 'carmy_job', after_ms: 1_000 }] }
+    })
+    world.open('first')
+    await world.until('sleep g').catch(() => {})
+    world.open('g')
   })
-  await services('jobs').enqueue({ tool: 'sleep', arguments: { gate: 'first' }, caller: { principal: 'user:ann' } })
-  await world.until('sleep first')
-  const accepted = await deliver('/hooks/queued', { gate: 'g' })
-  const { job_id } = accepted.body as { job_id: string }
-  // The worker is busy.
-  t.match((await run('carmy_job', { job_id })).body, {
-    data: { job_id, status: 'queued', attempts: 0, run_at: new Date(clock.now()).toISOString() },
-    _agent: { cacheable: false, next_actions: [{ tool: 'carmy_job', after_ms: 1_000 }] }
-  })
-  world.open('first')
-  await world.until('sleep g').catch(() => {})
-  world.open('g')
-})
+}
 
 t.test('a delivery runs as its webhook and nobody else, with no permissions', async (t) => {
   const { deliver, seen } = await startWebhooks(t, [
