@@ -58,6 +58,8 @@ export function createLocalModel(): LanguageModelV3 {
   }
 }
 
+const maxQuestionChars = 1_000
+
 interface LocalAnswer {
   readonly content: Extract<
     LanguageModelV3Content,
@@ -113,6 +115,7 @@ function* toParts({ content, finishReason }: LocalAnswer): Generator<LanguageMod
 
 function decide(options: LanguageModelV3CallOptions): Decision {
   const message = lastUserText(options)
+  const question = shortQuestion(message)
   const routing = options.providerOptions?.['heartwood'] as RoutingOptions | undefined
   if (routing !== undefined) return { text: route(message, routing) }
   const offered = new Set(options.tools?.map((tool) => tool.name))
@@ -126,16 +129,25 @@ function decide(options: LanguageModelV3CallOptions): Decision {
     }
     return { text: results.map((each) => tell(message, each)).join('\n') }
   }
-  const calculation = findCalculation(message)
+  const calculation = findCalculation(question)
   if (calculation !== undefined && offered.has('calculator')) {
     return { tool: 'calculator', input: { expression: calculation.expression } }
   }
-  const time = findTimeQuestion(message)
+  const time = findTimeQuestion(question)
   if (time !== undefined && offered.has('clock')) {
     return { tool: 'clock', input: time.timezone === undefined ? {} : { timezone: time.timezone } }
   }
   if (offered.has('rag') && /\S/.test(message)) return { tool: 'rag', input: { query: message } }
   return { text: introduce(offered) }
+}
+
+/**
+ * What may ask for a calculation or the time: all of a short text, nothing of a long one. The patterns that look for them
+ * take time with the square of its length.
+ */
+function shortQuestion(message: string): string {
+  const text = message.trim()
+  return text.length <= maxQuestionChars ? text : ''
 }
 
 function sayQuote({ text, passage }: Quote): string {
@@ -149,9 +161,10 @@ function lastUserText({ prompt }: LanguageModelV3CallOptions): string {
 
 /** @returns the name of the candidate whose description shares most words with the message; empty when nobody's does */
 function route(message: string, { candidates }: RoutingOptions): string {
+  const question = shortQuestion(message)
   const implied = [
-    ...(findCalculation(message) === undefined ? [] : ['arithmetic', 'calculate', 'calculator', 'math']),
-    ...(findTimeQuestion(message) === undefined ? [] : ['time', 'date', 'clock'])
+    ...(findCalculation(question) === undefined ? [] : ['arithmetic', 'calculate', 'calculator', 'math']),
+    ...(findTimeQuestion(question) === undefined ? [] : ['time', 'date', 'clock'])
   ]
   return closest(new Set([...topicWords(message), ...implied]), candidates)?.name ?? ''
 }
@@ -161,13 +174,14 @@ function tell(message: string, { toolName, output }: LanguageModelV3ToolResultPa
   const value = 'value' in output ? output.value : null
   const fields = (typeof value === 'object' && value !== null ? value : {}) as Readonly<Record<string, unknown>>
   if (typeof fields['error'] === 'string') return `The ${toolName} could not answer: ${fields['error']}`
-  const calculation = findCalculation(message)
+  const question = shortQuestion(message)
+  const calculation = findCalculation(question)
   if (toolName === 'calculator' && calculation !== undefined && typeof fields['result'] === 'number') {
     return `${calculation.shown} = ${fields['result']}`
   }
   const { local, weekday, timezone } = fields
   if (toolName === 'clock' && typeof local === 'string') {
-    const place = findTimeQuestion(message)?.unknownPlace
+    const place = findTimeQuestion(question)?.unknownPlace
     const lead = place === undefined ? 'It' : `I know no time zone called “${place}”. It`
     return `${lead} is ${String(weekday)}, ${local.slice(0, 10)}, ${local.slice(11, 16)} in ${String(timezone)}.`
   }

@@ -103,6 +103,21 @@ t.test('numbers in other talk are no arithmetic', async (t) => {
   }
 })
 
+t.test('a long text is no question of this kind, and is not searched for one', async (t) => {
+  const ask = await startLocal(t)
+  for (const [question, answered] of [
+    ['what is 2+3?', '2+3 = 5'],
+    ['what time is it?', /^It is /]
+  ] as const) {
+    t.match((await ask(`  ${question}${' '.repeat(9_000)}`, { agent_type: 'helper' })).response, answered)
+    for (const text of ['( '.repeat(3_000), 'hello '.repeat(1_000)]) {
+      const message = `${text}${question}`
+      t.match((await ask(message, { agent_type: 'helper' })).response, 'no language model', message.slice(0, 6))
+      t.match(await ask(message), { status: 200 }, 'nor where a router chooses')
+    }
+  }
+})
+
 t.test('the time goes to the clock, in the zone that was named', async (t) => {
   const ask = await startLocal(t)
   const helper = { agent_type: 'helper' }
