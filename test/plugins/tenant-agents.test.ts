@@ -93,7 +93,8 @@ async function startAgents(
 const times = <R>(count: number, work: (index: number) => R): R[] => Array.from({ length: count }, (_, at) => work(at))
 const namesOf = (reply: DispatchReply): unknown[] =>
   (reply.body as unknown as Record<string, unknown>[]).map((each) => each['agent_name'])
-const statuses = (replies: readonly DispatchReply[]): number[] => replies.map(({ status }) => status).sort((a, b) => a - b)
+const statuses = (replies: readonly DispatchReply[]): number[] =>
+  replies.map(({ status }) => status).sort((a, b) => a - b)
 
 t.test('what administrators do with agents of tenants (F.15)', async (t) => {
   const house = await startAgents(t)
