@@ -2,11 +2,16 @@ import { CodedError } from '../../kernel/index.ts'
 
 /** Work for one encoder, some of it at a time. */
 export interface Queue {
-  /**
-   * @param urgent goes before what is not
-   * @throws CodedError `EMBEDDINGS_BUSY` when too much waits
-   */
-  run<T>(work: () => Promise<T>, urgent: boolean, signal: AbortSignal | undefined): Promise<T>
+  /** @throws CodedError `EMBEDDINGS_BUSY` when too much waits */
+  run<T>(work: () => Promise<T>, how: QueueHow): Promise<T>
+}
+
+export interface QueueHow {
+  /** Goes before what is not. */
+  readonly urgent: boolean
+  /** Was let in before: it is never refused. */
+  readonly goesOn: boolean
+  readonly signal: AbortSignal | undefined
 }
 
 const mostUrgent = 256
@@ -45,11 +50,11 @@ export function createQueue(model: string, parallel: number, now: () => number):
   }
 
   return {
-    run(work, urgent, signal) {
+    run(work, { urgent, goesOn, signal }) {
       if (signal?.aborted) return Promise.reject(signal.reason as Error)
       if (running < parallel) return start(work)
       const waiting = urgent ? urgentOnes : others
-      if (waiting.size >= (urgent ? mostUrgent : mostWaiting)) {
+      if (!goesOn && waiting.size >= (urgent ? mostUrgent : mostWaiting)) {
         const retryAfterSeconds = Math.min(60, Math.max(1, Math.ceil((averageMs * waiting.size) / parallel / 1_000)))
         return Promise.reject(
           new CodedError('EMBEDDINGS_BUSY', `${waiting.size} batches of texts wait for model '${model}'`, {

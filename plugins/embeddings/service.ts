@@ -44,7 +44,7 @@ export function createEmbeddings(
   return {
     models: () => encoders.map((encoder) => ({ name: encoder.name, dimensions: encoder.dimensions() })),
 
-    async embed(texts, { model, kind = 'document', signal, onProgress } = {}) {
+    async embed(texts, { model, kind = 'document', signal, goesOn = false, onProgress } = {}) {
       const { encoder, queue, queries } = find(model)
       signal?.throwIfAborted()
       // Texts that are the same are embedded once.
@@ -91,7 +91,9 @@ export function createEmbeddings(
         tell(batch.length)
       }
       const batches = batchesOf(missing, encoder.batch)
-      const work = batches.map((batch) => queue.run(() => embedBatch(batch), kind === 'query', signal))
+      const work = batches.map((batch) =>
+        queue.run(() => embedBatch(batch), { urgent: kind === 'query', goesOn, signal })
+      )
       await allOf(work)
       return prepared.map((text) => vectors.get(text)!)
     }

@@ -14,6 +14,8 @@ export interface EmbedOptions {
   /** Some models want to know on which side of a search a text stands. `query` goes before documents that wait. */
   readonly kind?: 'document' | 'query'
   readonly signal?: AbortSignal
+  /** With work that was let in before: it is not refused however much waits. */
+  readonly goesOn?: boolean
   /** Told after each batch: how many of the texts are done. */
   readonly onProgress?: (done: number) => void
 }

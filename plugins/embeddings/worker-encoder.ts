@@ -26,8 +26,10 @@ export function createWorkerEncoder(workers: Workers, options: WorkerEncoderOpti
   let { dimensions } = options
 
   async function attempt(texts: readonly string[]): Promise<Float32Array> {
-    // The caller's signal is not handed over: it would end the thread, and the model with it.
-    const run = (): Promise<Float32Array> => workers.run<Float32Array>(task, { ...options.input, texts })
+    const input = { ...options.input, texts }
+    // The caller's signal is not handed over: it would end the thread, and the model with it. What comes here was let in
+    // by the queue of the model, which knows what may be refused.
+    const run = (): Promise<Float32Array> => workers.run<Float32Array>(task, input, { goesOn: true })
     try {
       return await run()
     } catch (error) {
@@ -72,12 +74,6 @@ export function createWorkerEncoder(workers: Workers, options: WorkerEncoderOpti
 function toFailure(model: string, error: unknown): unknown {
   if (!isCoded(error)) return error
   const detail = (error.detail ?? {}) as Record<string, unknown>
-  if (error.code === 'WORKERS_BUSY') {
-    return new CodedError('EMBEDDINGS_BUSY', `too many texts wait for model '${model}'`, {
-      cause: error,
-      detail: { model, retryAfterSeconds: detail['retryAfterSeconds'] ?? 1 }
-    })
-  }
   if (error.code === 'WORKERS_CRASHED') {
     return new CodedError('EMBEDDINGS_UNAVAILABLE', `the thread of embedding model '${model}' died twice`, {
       cause: error,

@@ -84,7 +84,9 @@ export function createEncoder(embeddings: Embeddings | undefined, preferred: str
 
     async embed(model, texts, kind, signal) {
       if (embeddings === undefined) throw disabled('no encoder is there')
-      return embeddings.embed(texts, { model, kind, ...(signal === undefined ? {} : { signal }) })
+      // Of documents, only so many are let in; what was begun would be lost just when there is too much to do.
+      const goesOn = kind === 'document'
+      return embeddings.embed(texts, { model, kind, goesOn, ...(signal === undefined ? {} : { signal }) })
     }
   }
 }

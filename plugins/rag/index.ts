@@ -89,7 +89,7 @@ export default definePlugin({
   async apply(ctx, config) {
     const { store, workers, embeddings, tenants } = ctx.services
     // The number stands for the shape of the state: code that keeps another one starts with its own.
-    const state = await ctx.resource('state', 2, createState, () => {})
+    const state = await ctx.resource('state', 3, createState, () => {})
     const analyser = createAnalyser()
     const cacheBytes = (config.cache_mb * mebibyte) / 2
     const text = createTextIndex(store, { analyser, cacheBytes, work: state.index })
@@ -128,6 +128,11 @@ export default definePlugin({
       lease: () => ctx.lease()
     })
     ctx.effect(() => () => rag.settled(), 'work of rag')
+    ctx.onCommit(() => {
+      state.resume = () => {
+        if (!ctx.signal.aborted) rag.resume().catch((error: unknown) => ctx.log.error('jobs of rag failed', { error }))
+      }
+    })
     ctx.contribute(
       'workers.tasks',
       { name: 'rag/cut', pool: 'rag', module: new URL('./tasks/cut.js', import.meta.url).href },

@@ -44,6 +44,11 @@ export interface IngestParts {
   readonly tend: (collectionId: string, ...spaces: readonly string[]) => void
 }
 
+export interface IngestHow extends IngestOptions {
+  /** It was promised: no part of it may be refused. */
+  readonly goesOn?: boolean
+}
+
 /** A document that was checked. */
 export interface CheckedDocument {
   readonly collection: string
@@ -140,9 +145,9 @@ export async function ingest(
   parts: IngestParts,
   owner: Owner,
   document: CheckedDocument,
-  options: IngestOptions
+  options: IngestHow
 ): Promise<Ingested> {
-  const cut = await cutDocument(parts, document, options.signal)
+  const cut = await cutDocument(parts, document, options)
   for (let tries = 1; ; tries++) {
     try {
       return await attempt(parts, owner, document, cut, options)
@@ -162,13 +167,13 @@ interface CutDocument extends Cut {
 async function cutDocument(
   { workers, analyser }: IngestParts,
   { content, chunks }: CheckedDocument,
-  signal: AbortSignal | undefined
+  { signal, goesOn = false }: IngestHow
 ): Promise<CutDocument> {
   const input: CutInput = { text: content, options: chunks }
   const cut =
     content.length <= smallText
       ? cutText(textOf(content), chunks)
-      : await runTask<Cut>(workers, 'rag/cut', input, { signal })
+      : await runTask<Cut>(workers, 'rag/cut', input, { signal, goesOn })
   if (cut.isBlank) throw invalid('Content required')
   if (cut.places.length === 0) throw invalid('Content too small to chunk')
   return { ...cut, language: analyser.detect(textOf(content, 0, smallText)) }
@@ -179,7 +184,7 @@ async function runTask<T>(
   workers: Workers,
   task: string,
   input: unknown,
-  { signal, goesOn = false }: { readonly signal: AbortSignal | undefined; readonly goesOn?: boolean }
+  { signal, goesOn }: { readonly signal: AbortSignal | undefined; readonly goesOn: boolean }
 ): Promise<T> {
   for (let tries = 1; ; tries++) {
     try {

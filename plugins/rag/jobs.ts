@@ -1,5 +1,5 @@
 import { CodedError, type Lease, type Logger } from '../../kernel/index.ts'
-import type { Key, Store } from '../store/types.ts'
+import type { Key, Reader, Store } from '../store/types.ts'
 import { kept } from './records.ts'
 import { readSpooled, removeSpooled, type SpooledDocument, spool } from './spool.ts'
 import type { CheckedDocument } from './ingest.ts'
@@ -36,7 +36,7 @@ export interface Jobs {
   /**
    * Keeps a document until it has been taken in, also beyond the end of this process.
    * @returns the id, once both are on disk
-   * @throws CodedError `RAG_UNAVAILABLE` when too many jobs run
+   * @throws CodedError `RAG_BUSY` when too many jobs run
    */
   startIngest(owner: Owner, document: CheckedDocument, work: Ingesting): Promise<string>
   /** Goes on with ingests that a process or a generation before this one was at; a reembedding goes on by itself. */
@@ -45,10 +45,12 @@ export interface Jobs {
   clear(owner: Owner): Promise<void>
 }
 
+/** @param check what must hold when the document is made known: whoever deletes the job deletes the document */
 export type Ingesting = (
   owner: Owner,
   document: CheckedDocument,
-  onProgress: (progress: Progress) => void
+  onProgress: (progress: Progress) => void,
+  check: (tx: Reader) => Promise<void>
 ) => Promise<Ingested>
 
 /** That run at once: each keeps its document. */
@@ -103,13 +105,16 @@ export function createJobs(parts: {
   /** Runs what is on disk as running. */
   const run = async (owner: Owner, { id, document }: Job, work: Work): Promise<void> => {
     const held = lease()
+    let isLeft = false
     try {
       const result = await work((progress) => state.jobs.set(id, progress))
       const progress = state.jobs.get(id) ?? nothing
       await end(owner, id, { state: 'done', progress, ...(result === undefined ? {} : { result }) })
     } catch (error) {
-      // The next generation or process goes on with what was kept.
-      if (document !== undefined && signal.aborted) return
+      if (document !== undefined && signal.aborted) {
+        isLeft = true
+        return
+      }
       const coded = error instanceof CodedError ? error : undefined
       if (coded === undefined) log.error('a job failed', { job: id, error })
       const { code, message } = coded ?? { code: 'INTERNAL_ERROR', message: 'internal error' }
@@ -117,8 +122,26 @@ export function createJobs(parts: {
     } finally {
       state.jobs.delete(id)
       held.release()
+      // The next process goes on with what was kept, if the generation that is live does not.
+      if (isLeft) state.resume?.()
     }
     await prune(owner)
+  }
+
+  /** Runs what was found as running, unless it has ended since. */
+  const goOn = async (owner: Owner, job: Job, document: SpooledDocument, work: Ingesting): Promise<void> => {
+    const { id } = job
+    if ((await store.get<Job>(kept.jobs, keyOf(owner, id)))?.value.state !== 'running') {
+      state.jobs.delete(id)
+      return
+    }
+    await run(owner, job, async (onProgress) =>
+      work(owner, await readSpooled(store, id, document), onProgress, checkOf(owner, id))
+    )
+  }
+
+  const checkOf = (owner: Owner, id: string) => async (tx: Reader) => {
+    if ((await tx.get(kept.jobs, keyOf(owner, id))) === undefined) throw unknownJob(id)
   }
 
   const begin = async (owner: Owner, job: Job, work: Work): Promise<string> => {
@@ -144,7 +167,9 @@ export function createJobs(parts: {
 
     async startIngest(owner, checked, work) {
       if (state.jobs.size >= mostJobs) {
-        throw new CodedError('RAG_UNAVAILABLE', `${state.jobs.size} jobs are running already; try again later`)
+        throw new CodedError('RAG_BUSY', `${state.jobs.size} jobs are running already; try again later`, {
+          detail: { retryAfterSeconds: 1 }
+        })
       }
       const id = newId()
       const { collection } = checked
@@ -156,7 +181,7 @@ export function createJobs(parts: {
         return await begin(
           owner,
           { id, kind: 'ingest', collection, state: 'running', progress: nothing, createdAtMs: now(), document },
-          (onProgress) => work(owner, checked, onProgress)
+          (onProgress) => work(owner, checked, onProgress, checkOf(owner, id))
         )
       } catch (error) {
         state.jobs.delete(id)
@@ -167,7 +192,7 @@ export function createJobs(parts: {
 
     async find(owner, id) {
       const job = id.length > maxIdChars ? undefined : (await store.get<Job>(kept.jobs, keyOf(owner, id)))?.value
-      if (job === undefined) throw new CodedError('RAG_JOB_UNKNOWN', `Job '${id.slice(0, 80)}' not found`)
+      if (job === undefined) throw unknownJob(id)
       const progress = state.jobs.get(id)
       return job.state === 'running' && progress !== undefined ? { ...job, progress } : job
     },
@@ -187,7 +212,7 @@ export function createJobs(parts: {
           await end(owner, id, { state: 'failed', error: { code: 'RAG_ABORTED', message } })
         } else if (!state.jobs.has(id)) {
           state.jobs.set(id, nothing)
-          keep(run(owner, job, async (onProgress) => work(owner, await readSpooled(store, id, document), onProgress)))
+          keep(goOn(owner, job, document, work))
         }
       }
     },
@@ -201,4 +226,8 @@ export function createJobs(parts: {
       }
     }
   }
+}
+
+function unknownJob(id: string): CodedError {
+  return new CodedError('RAG_JOB_UNKNOWN', `Job '${id.slice(0, 80)}' not found`)
 }

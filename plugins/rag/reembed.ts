@@ -176,7 +176,11 @@ export function createReembedding(
         const [kind, id, name] = key as Key & readonly ['user' | 'tenant', string, string]
         if (value.next !== undefined && !state.jobs.has(value.next.job)) left.push([{ kind, id }, name, value.next])
       }
-      for (const [owner, name, { index, job }] of left) await start(owner, name, index, job)
+      for (const [owner, name, { index, job }] of left) {
+        const now = (await findCollection(store, owner, name))?.value
+        // It may have ended since.
+        if (now?.next?.index === index && !state.jobs.has(job)) await start(owner, name, index, job)
+      }
     }
   }
 }

@@ -96,8 +96,13 @@ export function createRag(parts: RagParts): RagService {
     }
   }
 
-  const goOn: Ingesting = (owner, document, onProgress) =>
-    ingest(parts, owner, document, { signal: parts.signal, onProgress })
+  const goOn: Ingesting = (owner, document, onProgress, check) =>
+    ingest(parts, owner, document, { signal: parts.signal, goesOn: true, check, onProgress })
+
+  const resume = async (): Promise<void> => {
+    await jobs.recover(goOn)
+    await reembedding.resume()
+  }
 
   return {
     ingest: take,
@@ -130,34 +135,33 @@ export function createRag(parts: RagParts): RagService {
       const checked = checkDocument(document, parts.chunks)
       const found = (await findCollection(store, owner, checked.collection))?.value
       parts.encoder.modelFor(checked.collection, found, checked.model)
-      return jobs.startIngest(owner, checked, (owner, document, onProgress) =>
-        ingest(parts, owner, document, { signal: parts.signal, check, onProgress })
+      return jobs.startIngest(owner, checked, (owner, document, onProgress, checkJob) =>
+        goOn(owner, document, onProgress, async (tx) => {
+          await check?.(tx)
+          await checkJob(tx)
+        })
       )
     },
 
     reembed: (owner, collection, model) => reembedding.begin(owner, checkName(collection), model),
 
     async clear(owner, most) {
+      // Otherwise one of them could make a collection after the last one was deleted.
+      await jobs.clear(owner)
       let cleared = 0
       for await (const [key] of store.range(kept.collections, [owner.kind, owner.id], { limit: most })) {
         await remove(owner, key[2] as string)
         cleared += 1
       }
-      if (cleared === 0) await jobs.clear(owner)
       return cleared
     },
 
     async recover() {
-      if (state.swept) return
       await tending.sweep()
-      await jobs.recover(goOn)
-      await reembedding.resume()
+      await resume()
     },
 
-    async resume() {
-      await jobs.recover(goOn)
-      await reembedding.resume()
-    },
+    resume,
 
     async settled() {
       while (running.size > 0) await Promise.all(running)

@@ -9,6 +9,8 @@ export interface RagState {
   readonly vectors: VectorWork
   /** Ends the making of approximate indexes by the generation that is live. */
   stopGraphs: (() => void) | undefined
+  /** Has the generation that is live go on with what another one was not allowed to end. */
+  resume: (() => void) | undefined
   /** Chunks that are being written, by collection id and first ordinal. */
   readonly writing: Set<string>
   /** Collections whose index is to be looked after, and whether again once that has ended. */
@@ -39,6 +41,7 @@ export function createState(): RagState {
     index: createIndexWork(),
     vectors: createVectorWork(),
     stopGraphs: undefined,
+    resume: undefined,
     writing: new Set(),
     tending: new Map(),
     agreements: new Map(),

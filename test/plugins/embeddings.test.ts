@@ -211,19 +211,21 @@ t.test('an aborted call begins no further batch, and one that failed neither', a
   t.equal(runs, 1)
 })
 
-t.test('a queue that is full refuses with the time to come back', async (t) => {
+t.test('a queue that is full refuses what is new with the time to come back', async (t) => {
   const queue = createQueue('held', 1, () => 0)
   let end = () => {}
   const held = () => new Promise<void>((resolve) => (end = resolve))
-  const first = queue.run(held, false, undefined)
-  const waiting = Array.from({ length: 256 }, () => queue.run(() => Promise.resolve(), true, undefined))
+  const query = { urgent: true, goesOn: false, signal: undefined }
+  const first = queue.run(held, { urgent: false, goesOn: false, signal: undefined })
+  const waiting = Array.from({ length: 256 }, () => queue.run(() => Promise.resolve(), query))
   await t.rejects(
-    queue.run(() => Promise.resolve(), true, undefined),
+    queue.run(() => Promise.resolve(), query),
     { code: 'EMBEDDINGS_BUSY', detail: { model: 'held', retryAfterSeconds: 1 } }
   )
+  waiting.push(queue.run(() => Promise.resolve(), { ...query, goesOn: true }))
   end()
   await Promise.all([first, ...waiting])
-  await queue.run(() => Promise.resolve(), true, undefined)
+  await queue.run(() => Promise.resolve(), query)
 })
 
 // ---- what was embedded before

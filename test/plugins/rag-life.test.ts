@@ -4,7 +4,8 @@ import t from 'tap'
 import { CodedError } from '../../kernel/index.ts'
 import { kept } from '../../plugins/rag/records.ts'
 import type { Tools } from '../../plugins/tools/types.ts'
-import { type Ingest, madeEncoder, type RagHouse, startRag, strategies } from '../fixtures/rag-house.ts'
+import { type Ingest, madeEncoder, type RagHouse, type RagUser, startRag, strategies } from '../fixtures/rag-house.ts'
+import type { Client } from '../fixtures/tenant-house.ts'
 import { collect, startHouse } from '../harness.ts'
 
 const lines = (count: number, word: string) =>
@@ -109,6 +110,69 @@ t.test('an ingest that was answered 202 goes on in the next process', async (t) 
   const { results, total } = await user.found('later', 'leadworks 2999', 'bm25')
   t.equal(total, body['chunks_total'])
   t.match(results[0], { content: /town 2999/, metadata: { title: 'T' } })
+  t.strictSame(await collect(house.services('store').range(kept.spool, [])), [], 'and is kept no longer')
+})
+
+/** Asks for a job until it has ended. */
+async function ended(user: RagUser, path: string): Promise<Readonly<Record<string, unknown>>> {
+  for (;;) {
+    const { status, body } = await user.send('GET', path)
+    if (status !== 200 || (body as { status: string }).status !== 'running') return body as Record<string, unknown>
+    await turn()
+  }
+}
+
+/** Begins an ingest that nobody waits for. @returns the path of its job */
+async function later(user: RagUser, collection: string, content: string): Promise<string> {
+  const reply = await user.send('POST', '/ingest', { collection, content }, { prefer: 'respond-async' })
+  if (reply.status !== 202) throw new Error(`it was answered ${reply.status}: ${JSON.stringify(reply.body)}`)
+  return reply.headers['location']!.replace('/api/rag', '')
+}
+
+t.test('a job beyond the 64 that may run is refused with the time to come back', async (t) => {
+  let release = () => {}
+  const gate = new Promise<void>((resolve) => (release = resolve))
+  const user = (await startRag(t, { encoder: madeEncoder({ before: () => gate }) })).user()
+  const paths: string[] = []
+  for (let at = 0; at < 64; at++) paths.push(await later(user, 'many', `Note ${at} is about iron and steel.`))
+  const ask = () =>
+    user.send('POST', '/ingest', { collection: 'many', content: 'One too many of them.' }, { prefer: 'respond-async' })
+  const refused = await ask()
+  t.match(refused, { status: 503, body: { error: /64 jobs are running already/ }, headers: { 'retry-after': '1' } })
+  release()
+  for (const path of paths) t.equal((await ended(user, path))['status'], 'done')
+  t.equal((await ask()).status, 202)
+  t.match(await user.collections(), [{ name: 'many', source_count: 64 }])
+})
+
+t.test('jobs that were accepted end, also where their threads have no room', async (t) => {
+  const house = await startRag(t, { encoder: undefined })
+  await house.kernel.update('workers', { pools: { rag: { max_threads: 1, max_queue: 0 } } })
+  const user = house.user()
+  const contents = Array.from({ length: 4 }, (_, at) => `${lines(2_000, 'lead')} ${at}`)
+  const paths = await Promise.all(contents.map((content) => later(user, 'crowd', content)))
+  for (const path of paths) t.match(await ended(user, path), { status: 'done' })
+})
+
+t.test('a job that a swap cuts short goes on in the next generation', async (t) => {
+  let isStuck = true
+  let reached = () => {}
+  const begun = new Promise<void>((resolve) => (reached = resolve))
+  const encoder = madeEncoder({
+    before(_texts, _model, _kind, signal) {
+      if (!isStuck) return undefined
+      reached()
+      return new Promise((_resolve, reject) => signal?.addEventListener('abort', () => reject(signal.reason as Error)))
+    }
+  })
+  const house = await startRag(t, { encoder, settings: { drain_timeout_ms: 50 } })
+  const user = house.user()
+  const path = await later(user, 'swapped', lines(1_500, 'lead'))
+  await begun
+  isStuck = false
+  await house.kernel.update('rag', { cache_mb: 32 })
+  t.match(await ended(user, path), { status: 'done', result: { collection: 'swapped' } })
+  t.match(await user.collections(), [{ name: 'swapped', source_count: 1 }])
   t.strictSame(await collect(house.services('store').range(kept.spool, [])), [], 'and is kept no longer')
 })
 
@@ -270,7 +334,11 @@ t.test('a collection keeps its model, and is embedded anew beside searches', asy
       }
     })
     await t.test('in the middle', async (t) => {
-      const house = await startRag(t, { encoder: stuck, dataFolder, settings: { drainTimeoutMs: 1 } as never })
+      const house = await startRag(t, {
+        encoder: stuck,
+        dataFolder,
+        settings: { drain_timeout_ms: 1, shutdown_timeout_ms: 2_000 }
+      })
       const reply = await house.user().send('POST', '/reembed', { collection: 'm', embedding_model: 'one' })
       t.equal(reply.status, 202)
     })
@@ -388,6 +456,49 @@ t.test('what a tenant was putting in while its data was deleted is not kept', as
   release()
   t.match(await ingest, { status: 409 })
   t.strictSame(await house.services('rag').collections({ kind: 'tenant', id: client.id }), [])
+})
+
+t.test('with the data of a tenant go its jobs, and what they were taking in', async (t) => {
+  const { default: v1 } = await import('../../plugins/v1/index.ts')
+  const { default: chat } = await import('../../plugins/chat/index.ts')
+  const dataFolder = t.testdir()
+  const copy = `${dataFolder}-copy`
+  t.teardown(() => rm(copy, { recursive: true }))
+  let client: Client | undefined
+  let job = ''
+  for (const [process, folder] of [
+    ['that answered 202', dataFolder],
+    ['after one that was killed', copy]
+  ] as const) {
+    await t.test(`in the process ${process}`, async (t) => {
+      let release = () => {}
+      const gate = new Promise<void>((resolve) => (release = resolve))
+      let reached = () => {}
+      const begun = new Promise<void>((resolve) => (reached = resolve))
+      const before = () => {
+        reached()
+        return gate
+      }
+      const options = { encoder: madeEncoder({ before }), dataFolder: folder }
+      const house = await startRag(t, options, [{ plugin: chat }, { plugin: v1 }])
+      if (client === undefined) {
+        client = await house.client('dev')
+        const { headers } = await house.send('POST', '/api/v1/rag/ingest', {
+          headers: { authorization: `Bearer ${client.key}`, prefer: 'respond-async' },
+          body: { collection: 'notes', content: lines(1_500, 'lead') }
+        })
+        job = headers['location']!.replace('/api/v1', '')
+        await cp(dataFolder, copy, { recursive: true })
+      }
+      await begun
+      t.match(await house.v1(client.key, 'GET', job), { status: 200, body: { status: 'running' } })
+      t.match(await house.v1(client.key, 'DELETE', '/tenant/data'), { status: 200 })
+      t.strictSame(await collect(house.services('store').range(kept.jobs, [])), [])
+      release()
+      await house.kernel.retire('rag')
+      t.strictSame(await leftovers(house), [])
+    })
+  }
 })
 
 t.test('the tool finds what belongs to whoever runs it', async (t) => {
