@@ -780,11 +780,12 @@ t.test('B31 whatever state it was in, a disposed fiber is Inactive and says so o
 
 t.test('B32 a thousand fibers that come and go leave no trace', async (t) => {
   const { kernel } = await house(t, [{ plugin: providerOf('bar') }])
+  let heard = 0
   const busy = providerOf('foo', {
     inject: ['bar'],
     optional: ['qux'],
     async apply(ctx) {
-      ctx.on('case/a', () => {})
+      ctx.on('case/a', () => (heard += 1))
       ctx.contribute('words', 'word')
       ctx.setInterval(() => {}, 1_000_000)
       ctx.mount(plugin({ name: 'child' }))
@@ -810,9 +811,12 @@ t.test('B32 a thousand fibers that come and go leave no trace', async (t) => {
   for (let i = 0; i < 1_000; i++) {
     const overlays = { bar: { i } }
     await kernel.begin({ id: 'x', plugin: busy, realms: { foo: `private:${i}` }, overlays })
+    if (i === 0) kernel.events.emit('case/a')
     await kernel.retire('x')
   }
   t.strictSame(world(), before)
+  kernel.events.emit('case/a')
+  t.equal(heard, 1, 'and nobody listens any more')
 })
 
 t.test('B33 plugins mounted by plugins mounted by plugins all go with the first', async (t) => {

@@ -670,6 +670,15 @@ t.test(
       undo.fibers.find((fiber) => fiber['fiber_id'] === find('plain')?.['fiber_id']),
       { disposed: false, pending_undo_labels: ['labelled'] }
     )
+    // What has been active once and lost what it needs is pending.
+    await house.admin('PATCH', '/entries/fails', { config: { precision: 6, url: 'x' } })
+    await until(() => fiberOf(house, 'waits')?.state === 'Active')
+    await house.admin('POST', '/entries/fails/toggle')
+    const after = (await house.admin('GET', '/services')).body as { fibers: Record<string, unknown>[] }
+    t.match(
+      after.fibers.find((fiber) => fiber['entry_id'] === 'waits'),
+      { state: 'Pending', waiting_for: ['calc_service'], disposed: false, pending_undo_count: 0 }
+    )
   }
 )
 
