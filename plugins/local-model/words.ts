@@ -8,12 +8,17 @@ const common = new Set(
 /** Also of scripts that write no spaces. */
 const segmenter = new Intl.Segmenter(undefined, { granularity: 'word' })
 
+/** A segmenter takes time with the square of a text, so it gets pieces: up to a blank, where there is one. */
+const pieces = /[^]{1,500}(?=\s)|[^]{1,500}/gu
+
 /** The words of a text that say what it is about, in lower case and without the ending of a plural. */
 export function topicWords(text: string): Set<string> {
   const words = new Set<string>()
-  for (const { segment, isWordLike } of segmenter.segment(text.normalize('NFKC').toLowerCase())) {
-    if (isWordLike !== true || common.has(segment)) continue
-    words.add(segment.length > 3 && segment.endsWith('s') ? segment.slice(0, -1) : segment)
+  for (const [piece] of text.normalize('NFKC').toLowerCase().matchAll(pieces)) {
+    for (const { segment, isWordLike } of segmenter.segment(piece)) {
+      if (isWordLike !== true || common.has(segment)) continue
+      words.add(segment.length > 3 && segment.endsWith('s') ? segment.slice(0, -1) : segment)
+    }
   }
   return words
 }

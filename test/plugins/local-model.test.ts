@@ -5,6 +5,7 @@ import calculator from '../../plugins/calculator/index.ts'
 import chat from '../../plugins/chat/index.ts'
 import clock from '../../plugins/clock/index.ts'
 import localModel from '../../plugins/local-model/index.ts'
+import { topicWords } from '../../plugins/local-model/words.ts'
 import tools from '../../plugins/tools/index.ts'
 import { startHouse } from '../harness.ts'
 
@@ -163,10 +164,20 @@ t.test('as a router it goes by the words of the descriptions', async (t) => {
     ['tell me some stories', 'writer (system)'],
     ['what is 17*23?', 'helper (system)'],
     ['what time is it?', 'helper (system)'],
-    ['zzz', 'writer (system)']
+    ['zzz', 'writer (system)'],
+    [`${'lorem ipsum '.repeat(2_000)} what does it calculate`, 'helper (system)'],
+    // Minutes, for a segmenter that gets it whole.
+    [`${'価格は高い'.repeat(19_000)} poems`, 'writer (system)']
   ] as const) {
-    t.equal((await ask(message)).agent, name, message)
+    t.equal((await ask(message)).agent, name, message.slice(-30))
   }
+})
+
+t.test('no word of a long text is cut in two', (t) => {
+  const words = Array.from({ length: 2_000 }, (_, at) => `word${at}`)
+  t.strictSame([...topicWords(words.join(' '))], words)
+  t.strictSame([...topicWords('𐐀'.repeat(1_001))].join('').match(/\p{Surrogate}/u), null)
+  t.end()
 })
 
 t.test('a model of another name is not there', async (t) => {
