@@ -31,6 +31,8 @@ type Transaction = NonNullable<RangeOptions['transaction']>
 /** What a write may do, inside the one write transaction there is. */
 export interface Batch {
   put(key: string, text: string, version: number): void
+  /** Puts version `version` where there is nothing. @returns whether there was nothing */
+  insert(key: string, text: string, version: number): boolean
   remove(key: string): void
 }
 
@@ -59,6 +61,10 @@ export interface Engine {
    * failed
    */
   write<R>(work: (batch: Batch) => R): Promise<R>
+  /** How many writes have run, whatever came of them. */
+  writes(): number
+  /** Reads outside of a write see all writes that have run. */
+  isSettled(): boolean
   /** Resolves when all writes that were begun before are settled. */
   settled(): Promise<void>
   /** Lets go of snapshots that other processes held when they were killed: their pages could never be used again. */
@@ -221,6 +227,8 @@ function createEngine(folder: string, db: Database, unlock: () => Promise<void>)
   let closing: Promise<void> | undefined
   let closed = false
   let running = 0
+  let writes = 0
+  let unsettled = 0
   let idle = () => {}
 
   const toError = (error: unknown): CodedError =>
@@ -232,6 +240,8 @@ function createEngine(folder: string, db: Database, unlock: () => Promise<void>)
     put(key, text, version) {
       db.putSync(key, text, version)
     },
+    // Of a put with a condition it says whether it took place; its types do not know.
+    insert: (key, text, version) => (db.putSync(key, text, { version, noOverwrite: true }) as unknown) === true,
     remove(key) {
       db.removeSync(key)
     }
@@ -303,19 +313,32 @@ function createEngine(folder: string, db: Database, unlock: () => Promise<void>)
     },
 
     async write(work) {
+      let hasRun = false
       try {
         return await db.childTransaction(() => {
-          const result = work(batch)
-          // A put that fails inside a transaction says nothing, but every read after it does.
-          db.get(markKey)
-          return result
+          hasRun = true
+          unsettled += 1
+          try {
+            const result = work(batch)
+            // A put that fails inside a transaction says nothing, but every read after it does.
+            db.get(markKey)
+            return result
+          } finally {
+            writes += 1
+          }
         })
       } catch (error) {
         // Of a commit that failed, lmdb tells the cause apart.
         const cause = (error as { commitError?: Promise<unknown> }).commitError
         throw toError(cause === undefined ? error : await cause.catch((cause: unknown) => cause))
+      } finally {
+        if (hasRun) unsettled -= 1
       }
     },
+
+    writes: () => writes,
+
+    isSettled: () => unsettled === 0,
 
     async settled() {
       // Commits settle in the order in which they were asked for, so an empty one is behind all that came before it.

@@ -36,8 +36,8 @@ interface Attempt {
   readonly writes: ReadonlyMap<string, Write>
   /** What was read is what is there now. */
   holds(): boolean
-  /** Version a write adds to. Inside the write transaction. */
-  versionBelow(key: string, write: Write): number
+  /** Version a write adds to, once what was read holds; `undefined` for a key that was not read. */
+  versionBelow(key: string, write: Write): number | undefined
   /** From now on its `tx` refuses to work. */
   end(): void
 }
@@ -63,7 +63,14 @@ export function createStore(engine: Engine): Store {
       if (!attempt.holds()) return false
       for (const [key, write] of attempt.writes) {
         if (write.text === undefined) batch.remove(key)
-        else batch.put(key, write.text, attempt.versionBelow(key, write) + write.puts)
+        else {
+          const below = attempt.versionBelow(key, write)
+          if (below !== undefined) batch.put(key, write.text, below + write.puts)
+          // Most keys that nobody has looked at are new.
+          else if (!batch.insert(key, write.text, write.puts)) {
+            batch.put(key, write.text, versionOf(engine, key) + write.puts)
+          }
+        }
       }
       return true
     })
@@ -161,6 +168,8 @@ function beginAttempt(engine: Engine, scratch: Buffer): Attempt {
   const writes = new Map<string, Write>()
   const walks: AsyncIterator<unknown>[] = []
   let ended = false
+  /** Where nothing is written in between, all that was read holds. */
+  const begunAt = engine.isSettled() ? engine.writes() : undefined
 
   const encode = (collection: string, key: Key): string => {
     if (ended) throw new TypeError('a transaction was used after its work had ended')
@@ -221,6 +230,7 @@ function beginAttempt(engine: Engine, scratch: Buffer): Attempt {
     tx,
     writes,
     holds() {
+      if (begunAt === engine.writes()) return true
       for (const [key, entry] of reads) {
         if (engine.read(key) !== entry?.text || (entry !== null && engine.version() !== entry.version)) return false
       }
@@ -229,7 +239,7 @@ function beginAttempt(engine: Engine, scratch: Buffer): Attempt {
     versionBelow(key, write) {
       if (write.fresh) return 0
       const entry = reads.get(key)
-      return entry === undefined ? versionOf(engine, key) : (entry?.version ?? 0)
+      return entry === undefined ? undefined : (entry?.version ?? 0)
     },
     end() {
       ended = true

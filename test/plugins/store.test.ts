@@ -308,6 +308,24 @@ t.test('two hundred rivals of one key all get their turn; one that always loses 
   t.equal(await get(store, 'n', ['never']), undefined)
 })
 
+t.test('a transaction that begins while another is on its way to the disk does not undo it', async (t) => {
+  const store = await startStore(t)
+  const count = 60
+  const all: Promise<void>[] = []
+  while (all.length < count) {
+    all.push(
+      store.atomically(async (tx) => {
+        const before = await get<number>(tx, 'n', ['total'])
+        tx.put('n', ['total'], (before?.value ?? 0) + 1)
+      })
+    )
+    // Each begins at another moment of those before it.
+    await new Promise((resolve) => setImmediate(resolve))
+  }
+  await Promise.all(all)
+  t.strictSame(await get(store, 'n', ['total']), { value: count, version: count })
+})
+
 t.test('a transaction that is used after its work has ended refuses', async (t) => {
   const store = await startStore(t)
   let kept: Transaction | undefined
