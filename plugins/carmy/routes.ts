@@ -140,7 +140,8 @@ function toExecuteRequest(request: Request<unknown, unknown, ExecuteBody>): Exec
     arguments: input === undefined ? {} : input,
     requestId: request_id ?? undefined,
     caller: callerOf(request.principal),
-    signal: () => request.signal
+    signal: () => request.signal,
+    isGone: () => request.isGone
   }
 }
 

@@ -115,6 +115,10 @@ export class Call implements Request, ExchangeListener, BodyReader, AbortWatcher
     return this.#controller.signal
   }
 
+  get isGone(): boolean {
+    return this.#exchange.isGone
+  }
+
   // Found and let in.
 
   begin(): void {

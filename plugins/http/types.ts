@@ -65,6 +65,8 @@ export interface Request<P = Record<string, string>, Q = unknown, B = unknown> e
    * it is first read, which costs about a microsecond: read it where something can be aborted.
    */
   readonly signal: AbortSignal
+  /** The client has left. For work that has had to wait, and makes no signal of its own. */
+  readonly isGone: boolean
 }
 
 /** One event of a stream. `data` is written as one line of JSON. */

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises'
 import type { Awaitable } from '../../kernel/index.ts'
 import type { Store, Transaction } from '../store/types.ts'
 
@@ -27,8 +28,18 @@ export function createBatch(store: Store): Batch {
   const waiting: Waiting[] = []
   let isRunning = false
 
+  /** What comes in this turn of the event loop goes along, and in those after it as long as they bring more. */
+  async function gather(): Promise<void> {
+    let before: number
+    do {
+      before = waiting.length
+      await setImmediate()
+    } while (waiting.length > before && waiting.length < maxWorks)
+  }
+
   async function run(): Promise<void> {
     while (waiting.length > 0) {
+      await gather()
       const works = waiting.splice(0, maxWorks)
       try {
         const outcomes = await store.atomically((tx) => tryAll(works, tx), { durable: true })
@@ -50,8 +61,7 @@ export function createBatch(store: Store): Batch {
         waiting.push({ work, resolve, reject })
         if (isRunning) return
         isRunning = true
-        // What comes in the same turn of the event loop goes along.
-        setImmediate(() => void run())
+        void run()
       })
   }
 }

@@ -109,7 +109,7 @@ export class Call implements AbortListener, Waiting {
     this.#request.listener?.({ event: 'tool.started', data: { execution_id: this.#id, tool: tool.name } })
     this.#startedAtMs = this.#host.monotonicMs()
     // Who had to wait for a reservation may have left meanwhile.
-    if (this.#lease !== undefined) {
+    if (this.#lease !== undefined && this.#request.isGone?.() !== false) {
       const signal = this.#callerSignal()
       if (signal?.aborted) this.onAbort(signal.reason)
       if (this.#answer !== undefined) return this.#answer

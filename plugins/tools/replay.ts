@@ -125,55 +125,53 @@ export interface Replay {
 }
 
 export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Bounds, now: () => number): Replay {
-  const countOf = async (reader: Pick<Store, 'get'>, key: Key): Promise<number> => {
-    const count = reader.get<number>(counts, [key[0]!])
-    return (count instanceof Promise ? await count : count)?.value ?? 0
-  }
+  const countOf = (reader: Pick<Store, 'get'>, principal: string | number): Awaitable<number> =>
+    when(reader.get<number>(counts, [principal]), (found) => found?.value ?? 0)
 
   function setCount(tx: Transaction, principal: string | number, count: number): void {
     if (count > 0) tx.put(counts, [principal], count)
     else tx.remove(counts, [principal])
   }
 
-  async function isOpen(tx: Transaction, key: Key, { execution_id }: Reservation): Promise<boolean> {
-    return (await tx.get<Reservation>(open, key))?.value.execution_id === execution_id
-  }
+  const isOpen = (tx: Transaction, key: Key, { execution_id }: Reservation): Awaitable<boolean> =>
+    when(tx.get<Reservation>(open, key), (found) => found?.value.execution_id === execution_id)
 
-  const whenOpen = (reservation: { readonly value: Reservation } | undefined): Known =>
-    reservation && { open: reservation.value }
+  const findOpen = (key: Key): Awaitable<Known> =>
+    when(store.get<Reservation>(open, key), (found) => found && { open: found.value })
 
-  function findOpen(key: Key): Awaitable<Known> {
-    const found = store.get<Reservation>(open, key)
-    return found instanceof Promise ? found.then(whenOpen) : whenOpen(found)
-  }
+  const reserve = (tx: Transaction, key: Key, mine: Reservation): Awaitable<boolean> =>
+    when(countOf(tx, key[0]!), (count) => {
+      if (count >= maxIds) return false
+      try {
+        // Whoever asks has found no answer, and no one else in this process has the id.
+        tx.put(open, key, mine, 0)
+      } catch (error) {
+        throw isCoded(error, 'STORE_CONFLICT') ? taken() : error
+      }
+      setCount(tx, key[0]!, count + 1)
+      return true
+    })
 
-  async function reserve(tx: Transaction, key: Key, mine: Reservation): Promise<boolean> {
-    const count = await countOf(tx, key)
-    if (count >= maxIds) return false
-    try {
-      // Whoever asks has found no answer, and no one else in this process has the id.
-      tx.put(open, key, mine, 0)
-    } catch (error) {
-      throw isCoded(error, 'STORE_CONFLICT') ? taken() : error
-    }
-    setCount(tx, key[0]!, count + 1)
-    return true
-  }
+  /** Takes the id for an answer that was faster than its reservation. @returns whether there was room */
+  const takeFor = (tx: Transaction, key: Key): Awaitable<boolean> =>
+    when(tx.get(open, key), (opened) =>
+      when(tx.get(finished, key), (ended) => {
+        if (opened !== undefined || ended !== undefined) throw taken()
+        return when(countOf(tx, key[0]!), (count) => {
+          if (count >= maxIds) return false
+          setCount(tx, key[0]!, count + 1)
+          return true
+        })
+      })
+    )
 
   return {
-    find(key) {
-      const found = store.get<Finished>(finished, key)
-      if (found instanceof Promise) {
-        return found.then((there) => (there === undefined ? findOpen(key) : { finished: there.value }))
-      }
-      return found === undefined ? findOpen(key) : { finished: found.value }
-    },
+    find: (key) =>
+      when(store.get<Finished>(finished, key), (found) =>
+        found === undefined ? findOpen(key) : { finished: found.value }
+      ),
 
-    isFull(key) {
-      const count = store.get<number>(counts, [key[0]!])
-      const judge = (found: { readonly value: number } | undefined) => (found?.value ?? 0) >= maxIds
-      return count instanceof Promise ? count.then(judge) : judge(count)
-    },
+    isFull: (key) => when(countOf(store, key[0]!), (count) => count >= maxIds),
 
     reserve: (key, mine) => batch.add((tx) => reserve(tx, key, mine)),
 
@@ -186,43 +184,50 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
     },
 
     takeOver: (key, earlier, mine) =>
-      batch.add(async (tx) => {
-        if (!(await isOpen(tx, key, earlier))) return false
-        tx.put(open, key, mine)
-        return true
-      }),
+      batch.add((tx) =>
+        when(isOpen(tx, key, earlier), (isTheirs) => {
+          if (isTheirs) tx.put(open, key, mine)
+          return isTheirs
+        })
+      ),
 
-    record: (key, mine, result, isReserved = true, also) =>
-      batch.add(async (tx) => {
-        if (await isOpen(tx, key, mine)) {
-          tx.remove(open, key)
-        } else {
-          if (isReserved || (await tx.get(open, key)) !== undefined || (await tx.get(finished, key)) !== undefined) {
-            throw taken()
-          }
-          const count = await countOf(tx, key)
-          if (count >= maxIds) return false
-          setCount(tx, key[0]!, count + 1)
-        }
-        const kept: Finished = { ...mine, ...result }
+    record(key, mine, result, isReserved = true, also) {
+      const keep = (tx: Transaction): true => {
+        const { tool, effect, fingerprint, execution_id, created_at_ms } = mine
+        const { category, code, text } = result
+        const kept: Finished = { tool, effect, fingerprint, execution_id, created_at_ms, category, code, text }
         const ended: Ended = { key, at_ms: now() }
         tx.put(finished, key, kept)
-        tx.put(endings, [mine.execution_id], ended)
+        tx.put(endings, [execution_id], ended)
         also?.(tx)
         return true
-      }),
+      }
+      return batch.add((tx) =>
+        when(isOpen(tx, key, mine), (isMine) => {
+          if (isMine) {
+            tx.remove(open, key)
+            return keep(tx)
+          }
+          if (isReserved) throw taken()
+          return when(takeFor(tx, key), (hasRoom) => hasRoom && keep(tx))
+        })
+      )
+    },
 
     release: (key, mine, isReserved = true, also) =>
-      batch.add(async (tx) => {
-        if (await isOpen(tx, key, mine)) {
-          const count = await countOf(tx, key)
-          tx.remove(open, key)
-          setCount(tx, key[0]!, count - 1)
-          also?.(tx)
-        } else if (isReserved) {
-          throw taken()
-        }
-      }),
+      batch.add((tx) =>
+        when(isOpen(tx, key, mine), (isMine) => {
+          if (!isMine) {
+            if (isReserved) throw taken()
+            return
+          }
+          return when(countOf(tx, key[0]!), (count) => {
+            tx.remove(open, key)
+            setCount(tx, key[0]!, count - 1)
+            also?.(tx)
+          })
+        })
+      ),
 
     async expire(isClosing) {
       const latestMs = now() - ttlMs
@@ -237,7 +242,7 @@ export function createReplay(store: Store, batch: Batch, { maxIds, ttlMs }: Boun
               if ((await tx.get(endings, id)) === undefined) continue
               present.push([id, ended])
               const principal = ended.key[0]!
-              left.set(principal, (left.get(principal) ?? (await countOf(tx, ended.key))) - 1)
+              left.set(principal, (left.get(principal) ?? (await countOf(tx, principal))) - 1)
             }
             for (const [id, { key }] of present) {
               tx.remove(endings, id)
@@ -272,6 +277,11 @@ async function* pages<T>(store: Store, collection: string): AsyncGenerator<reado
     options = { limit: pageSize, after: last[0] }
     await setImmediate()
   }
+}
+
+/** Where the store has it at hand nothing is awaited, and no promise made. */
+function when<T, R>(found: Awaitable<T>, use: (found: T) => Awaitable<R>): Awaitable<R> {
+  return found instanceof Promise ? found.then(use) : use(found)
 }
 
 function taken(): CodedError {

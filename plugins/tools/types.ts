@@ -135,6 +135,8 @@ export interface ExecuteRequest {
    * tool that was running then stays uncertain.
    */
   readonly signal?: AbortSignal | (() => AbortSignal) | undefined
+  /** Whether the caller has left, without a signal being made; asked when the call has had to wait for a reservation. */
+  readonly isGone?: (() => boolean) | undefined
   /** Told in order, synchronously: the events of a stream before its last one. Must not throw. */
   readonly listener?: ((event: ExecutionEvent) => void) | undefined
 }
