@@ -1,6 +1,9 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import t from 'tap'
+import { CodedError, definePlugin, schemaOf } from '../../kernel/index.ts'
 import type { DispatchReply } from '../../plugins/http/types.ts'
+import { openEngine } from '../../plugins/store/lmdb.ts'
+import { createStore } from '../../plugins/store/service.ts'
 import { type Ingest, type RagReply, startRag, strategies } from '../fixtures/rag-house.ts'
 
 /** What is wrong with the answer to a search, whatever was asked; `undefined` for nothing. */
@@ -255,6 +258,81 @@ t.test('STORAGE-02: long fields come back whole, after a restart too', async (t)
   t.equal((await user.ingest('x', 'A text that is long enough.', { title: 'T'.repeat(10_001) })).status, 400)
   t.equal((await user.ingest('x', 'A text that is long enough.', { tags: ['x'.repeat(1_001)] })).status, 400)
   t.equal((await user.ingest('x', 'A text that is long enough.', { metadata: { a: [] } })).status, 400)
+})
+
+/** The store over its real engine, on a disk that is full after so many writes. */
+function smallDisk() {
+  const disk = { writesLeft: Number.POSITIVE_INFINITY }
+  const plugin = definePlugin({
+    name: 'store',
+    provides: ['store'],
+    config: schemaOf<{ readonly path: string }>({ type: 'object', properties: { path: { type: 'string' } } }),
+    async apply(ctx, { path }) {
+      const engine = await openEngine(path)
+      ctx.effect(() => () => engine.close(), 'engine')
+      const store = createStore(engine)
+      ctx.provide('store', {
+        ...store,
+        atomically: (work, options) =>
+          store.atomically(async (tx) => {
+            const result = await work(tx)
+            if (disk.writesLeft <= 0) throw new CodedError('STORE_FULL', `no room on the disk of ${path}`)
+            disk.writesLeft -= 1
+            return result
+          }, options)
+      })
+    }
+  })
+  return { disk, plugin }
+}
+
+t.test('STORAGE-03: a disk that is full at any write of an ingest keeps nothing of it', async (t) => {
+  const { disk, plugin } = smallDisk()
+  const house = await startRag(t, {}, [{ plugin, config: { path: t.testdir() } }])
+  const user = house.user()
+  const kept = 'What was there before tells of copper too.'
+  const long = lines(1_200, 'copper')
+  await user.ingest('full', kept)
+  const only = async (message: string) => {
+    t.match(await user.collections(), [{ name: 'full', source_count: 1, document_count: 1 }], message)
+    for (const strategy of strategies) {
+      const { results, total } = await user.found('full', 'copper', strategy)
+      t.strictSame([results.map(({ content }) => content), total], [[kept], 1], `${message}, ${strategy}`)
+    }
+  }
+  for (const [content, prefer] of [
+    ['A short text that tells of copper.', undefined],
+    [long, undefined],
+    [long, 'respond-async']
+  ] as const) {
+    const headers = prefer === undefined ? {} : { prefer }
+    let writes = 0
+    for (; ; writes++) {
+      disk.writesLeft = writes
+      const before = house.lines.length
+      const reply = await user.send('POST', '/ingest', { collection: 'full', content, source: 'book' }, headers)
+      if (reply.status === 202) break
+      if (reply.status === 200) break
+      t.match(reply, { status: 507, body: { error: 'there is no room left to store this', code: 'INTERNAL_ERROR' } })
+      const logged = house.lines.slice(before).filter(({ path }) => path === '/api/rag/ingest')
+      t.match(logged, [{ level: 'error', requestId: String, error: { code: 'STORE_FULL' } }])
+      await only(`full at write ${writes}`)
+    }
+    t.ok(writes >= (content === long ? 3 : 1), `${writes} writes`)
+    if (prefer === undefined) {
+      disk.writesLeft = Number.POSITIVE_INFINITY
+      t.match((await user.collections())[0], { source_count: 2 })
+      await user.remove('full')
+      await user.ingest('full', kept)
+    }
+  }
+  // Answered 202, and full ever since: not even that it failed can be written.
+  while (!house.lines.some(({ message }) => message === 'work of rag failed')) await turn()
+  await only('a job on a full disk')
+  disk.writesLeft = Number.POSITIVE_INFINITY
+  await house.kernel.update('rag', { cache_mb: 32 })
+  while ((await user.collections())[0]!['source_count'] !== 2) await turn()
+  t.ok((await user.found('full', 'copper', 'bm25')).total > 20, 'with room again it goes on')
 })
 
 t.test('junk, halves of surrogate pairs, scripts that mix and run from right to left', async (t) => {
