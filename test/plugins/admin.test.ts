@@ -782,6 +782,50 @@ t.test('the log itself is switched off on record; after that nothing is recorded
   t.equal(rows.length, 2)
 })
 
+t.test('KERNEL-15 what an entry brings is gone, or there, when its change is answered', async (t) => {
+  const hook = definePlugin({
+    name: 'hook',
+    apply(ctx) {
+      ctx.contribute('http.routes', {
+        method: 'GET',
+        path: '/hook/ping',
+        operationId: 'pingHook',
+        summary: 'Answers',
+        replies: { 200: {} },
+        handle: () => ({ body: {} })
+      })
+      ctx.contribute('tools', {
+        name: 'hook_tool',
+        description: 'Does nothing',
+        input: { type: 'object' },
+        output: { type: 'object' },
+        effect: 'none',
+        idempotent: true,
+        parallelSafe: true,
+        anonymous: true,
+        run: () => ({})
+      })
+    }
+  })
+  const more = ['tools', 'carmy'].map((name) => `[[entry]]\nid = "${name}"\nplugin = "${name}"\n`).join('')
+  const house = await startProgram(t, `${more}[[entry]]\nid = "hook"\nplugin = "hook"\n`, { hook })
+  const get = (path: string) => house.services('http').dispatch({ method: 'GET', path, headers: {} })
+  const seen = async () => {
+    const [ping, tools, agent] = [await get('/hook/ping'), await get('/agent/tools'), await get('/.well-known/agent')]
+    const { tools_version: version } = agent.body as { tools_version: string }
+    t.equal(tools.headers['etag'], `"${version}"`)
+    return { status: ping.status, isListed: JSON.stringify(tools.body).includes('"hook_tool"'), version }
+  }
+  const on = await seen()
+  t.match(on, { status: 200, isListed: true })
+  await house.admin('PATCH', '/entries/hook', { disabled: true })
+  const off = await seen()
+  t.match(off, { status: 404, isListed: false })
+  t.not(off.version, on.version)
+  await house.admin('PATCH', '/entries/hook', { disabled: false })
+  t.strictSame(await seen(), on)
+})
+
 t.test('a change that cannot be put on record first is not made', async (t) => {
   const deaf = definePlugin({
     name: 'deaf',
