@@ -2,6 +2,7 @@ import { type JsonSchema, schemaOf } from '../../kernel/index.ts'
 import type { ErrorMap, Request, Route } from '../http/types.ts'
 import type { AgentConfig } from './definition.ts'
 import type { Actor, TenantAgent, TenantAgents } from './service.ts'
+import type { AgentTemplate, Templates } from './templates.ts'
 
 type TenantParams = { readonly tenant: string }
 type AgentParams = TenantParams & { readonly agent: string }
@@ -57,7 +58,24 @@ const errors: ErrorMap = {
   TENANT_AGENTS_UNKNOWN: 404,
   TENANT_AGENTS_INVALID: 400,
   TENANT_AGENTS_EXIST: 409,
-  TENANT_AGENTS_FULL: 409
+  TENANT_AGENTS_FULL: 409,
+  TENANT_AGENTS_TEMPLATES_FULL: 409,
+  TENANT_AGENTS_NO_TEMPLATE: 404
+}
+
+const template: JsonSchema = {
+  $id: 'AgentTemplate',
+  type: 'object',
+  required: ['id', 'product_type', 'agent_name', 'display_name', 'description', 'config', 'created_at'],
+  properties: {
+    id: text,
+    product_type: text,
+    agent_name: text,
+    display_name: text,
+    description: maybeText,
+    config: { type: 'object' },
+    created_at: unixSeconds
+  }
 }
 
 export function routes(agents: TenantAgents): readonly Route[] {
@@ -143,6 +161,62 @@ export function routes(agents: TenantAgents): readonly Route[] {
   return [list, create, update, remove] as readonly Route[]
 }
 
+export function templateRoutes(templates: Templates): readonly Route[] {
+  const list: Route<object, { readonly product_type?: string }> = {
+    method: 'GET',
+    path: '/api/admin/agent-templates',
+    operationId: 'listAgentTemplates',
+    summary: 'List what the agents of new clients are made from',
+    guard: 'admin',
+    query: schemaOf({ type: 'object', properties: { product_type: text } }),
+    replies: { 200: { type: 'array', items: template } },
+    errors,
+    handle: async ({ query }) => ({ body: (await templates.list(query.product_type)).map(toTemplateBody) })
+  }
+
+  const create: Route<object, unknown, NewAgentBody & { readonly product_type: string }> = {
+    method: 'POST',
+    path: '/api/admin/agent-templates',
+    operationId: 'createAgentTemplate',
+    summary: 'Make a template: a client that is provisioned with its product type gets such an agent',
+    guard: 'admin',
+    body: schemaOf({
+      type: 'object',
+      required: ['product_type', 'agent_name', 'display_name', 'config'],
+      properties: { product_type: text, agent_name: text, display_name: text, description: maybeText, config: {} }
+    }),
+    replies: { 200: template },
+    errors,
+    async handle(request) {
+      const {
+        product_type: productType,
+        agent_name: name,
+        display_name: displayName,
+        description,
+        config
+      } = request.body
+      const wanted = { productType, name, displayName, description, config }
+      return { body: toTemplateBody(await templates.create(wanted, actorOf(request))) }
+    }
+  }
+
+  const remove: Route<{ readonly id: string }> = {
+    method: 'DELETE',
+    path: '/api/admin/agent-templates/{id}',
+    operationId: 'deleteAgentTemplate',
+    summary: 'Delete a template; agents that were made from it stay',
+    guard: 'admin',
+    replies: { 204: {} },
+    errors,
+    async handle(request) {
+      await templates.remove(request.params.id, actorOf(request))
+      return { status: 204 }
+    }
+  }
+
+  return [list, create, remove] as readonly Route[]
+}
+
 function actorOf({ principal, address, id }: Pick<Request, 'principal' | 'address' | 'id'>): Actor {
   return { actor: principal.id, address, requestId: id }
 }
@@ -159,5 +233,25 @@ function toBody(agent: TenantAgent): object {
     enabled,
     created_at: Math.floor(createdAtMs / 1000),
     updated_at: Math.floor(updatedAtMs / 1000)
+  }
+}
+
+function toTemplateBody({
+  id,
+  productType,
+  name,
+  displayName,
+  description,
+  config,
+  createdAtMs
+}: AgentTemplate): object {
+  return {
+    id,
+    product_type: productType,
+    agent_name: name,
+    display_name: displayName,
+    description,
+    config,
+    created_at: Math.floor(createdAtMs / 1000)
   }
 }

@@ -59,10 +59,10 @@ export function createState(): TenantAgentsState {
   return { known: new Map(), changes: 0 }
 }
 
-type StoredAgent = Omit<TenantAgent, 'tenantId' | 'name'>
+export type StoredAgent = Omit<TenantAgent, 'tenantId' | 'name'>
 
 /** By tenant and name. */
-const collection = 'tenant_agents.agents'
+export const agentsCollection = 'tenant_agents.agents'
 const durable = { durable: true } as const
 const maxNameChars = 128
 const maxDescriptionChars = 10_000
@@ -86,7 +86,7 @@ export function createTenantAgents(
   async function read(tenantId: string): Promise<ReadonlyMap<string, OwnAgent>> {
     const { changes } = state
     const found = new Map<string, OwnAgent>()
-    for await (const [[, name], { value }] of store.range<StoredAgent>(collection, [tenantId])) {
+    for await (const [[, name], { value }] of store.range<StoredAgent>(agentsCollection, [tenantId])) {
       found.set(String(name), toOwn(String(name), value))
     }
     if (changes === state.changes) {
@@ -109,7 +109,7 @@ export function createTenantAgents(
 
   async function need(tx: Transaction, tenantId: string, name: string): Promise<StoredAgent> {
     await tenants.limitsIn(tx, tenantId)
-    const found = name.length > maxNameChars ? undefined : await tx.get<StoredAgent>(collection, [tenantId, name])
+    const found = name.length > maxNameChars ? undefined : await tx.get<StoredAgent>(agentsCollection, [tenantId, name])
     if (found !== undefined) return found.value
     throw new CodedError('TENANT_AGENTS_UNKNOWN', `Agent '${name}' not found for tenant '${tenantId}'`)
   }
@@ -133,7 +133,7 @@ export function createTenantAgents(
     async all(tenantId) {
       if ((await tenants.find(tenantId)) === undefined) throw new CodedError('TENANTS_UNKNOWN', 'Tenant not found')
       const found: TenantAgent[] = []
-      for await (const [[, name], { value }] of store.range<StoredAgent>(collection, [tenantId])) {
+      for await (const [[, name], { value }] of store.range<StoredAgent>(agentsCollection, [tenantId])) {
         found.push({ tenantId, name: String(name), ...value })
       }
       return found
@@ -152,7 +152,7 @@ export function createTenantAgents(
       await change(tenantId, async (tx) => {
         const most = (await tenants.limitsIn(tx, tenantId)).agents ?? maxAgents
         let present = 0
-        for await (const [[, other]] of tx.range(collection, [tenantId])) {
+        for await (const [[, other]] of tx.range(agentsCollection, [tenantId])) {
           present += 1
           if (other === name) {
             throw new CodedError('TENANT_AGENTS_EXIST', `Agent '${name}' already exists for tenant '${tenantId}'`)
@@ -162,7 +162,7 @@ export function createTenantAgents(
           const text = `Agent quota exceeded: tenant '${tenantId}' may have ${most} of its own and has ${present}`
           throw new CodedError('TENANT_AGENTS_FULL', text)
         }
-        tx.put(collection, [tenantId, name], stored, 0)
+        tx.put(agentsCollection, [tenantId, name], stored, 0)
         record(tx, by, 'create_agent', tenantId, name)
       })
       return { tenantId, name, ...stored }
@@ -183,7 +183,7 @@ export function createTenantAgents(
           createdAtMs: before.createdAtMs,
           updatedAtMs: now()
         }
-        tx.put(collection, [tenantId, name], after)
+        tx.put(agentsCollection, [tenantId, name], after)
         record(tx, by, 'update_agent', tenantId, name, given)
         return { tenantId, name, ...after }
       })
@@ -192,7 +192,7 @@ export function createTenantAgents(
     remove: (tenantId, name, by) =>
       change(tenantId, async (tx) => {
         await need(tx, tenantId, name)
-        tx.remove(collection, [tenantId, name])
+        tx.remove(agentsCollection, [tenantId, name])
         record(tx, by, 'delete_agent', tenantId, name)
       }),
 
@@ -201,8 +201,8 @@ export function createTenantAgents(
       if ((await tenants.find(tenantId)) !== undefined) return 0
       return change(tenantId, async (tx) => {
         let gone = 0
-        for await (const [key] of tx.range(collection, [tenantId], { limit: most })) {
-          tx.remove(collection, key)
+        for await (const [key] of tx.range(agentsCollection, [tenantId], { limit: most })) {
+          tx.remove(agentsCollection, key)
           gone += 1
         }
         return gone
@@ -215,7 +215,7 @@ function toOwn(name: string, { description, config, enabled, createdAtMs }: Stor
   return { agent: toDefinition(name, description, config), enabled, createdAtMs }
 }
 
-function checkText(field: string, text: string): string {
+export function checkText(field: string, text: string): string {
   if (!/\S/.test(text)) throw invalid(`${field} must not be empty`)
   if (text.length > maxNameChars || /[\p{Surrogate}\p{Cc}]/u.test(text)) {
     throw invalid(`${field} must be at most ${maxNameChars} characters, without controls`)
@@ -223,7 +223,7 @@ function checkText(field: string, text: string): string {
   return text
 }
 
-function checkDescription(text: string | null): string | null {
+export function checkDescription(text: string | null): string | null {
   if (text === null || text.length <= maxDescriptionChars) return text
   throw invalid(`description must be at most ${maxDescriptionChars} characters`)
 }

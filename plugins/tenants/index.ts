@@ -6,7 +6,7 @@ import type {} from '../stats/types.ts'
 import type {} from '../store/types.ts'
 import { routes } from './routes.ts'
 import { createState, createTenants } from './service.ts'
-import type { TenantData } from './types.ts'
+import type { TenantData, TenantProvision } from './types.ts'
 
 interface Config {
   readonly write_interval_ms: number
@@ -45,11 +45,13 @@ export function tenantsAt(now: () => number): Plugin {
       // The number stands for the shape of the state: code that keeps another one starts with its own.
       const state = await ctx.resource('state', 2, createState, () => {})
       let data: readonly Contribution<TenantData>[] = []
+      let provisions: readonly Contribution<TenantProvision>[] = []
       const tenants = createTenants({
         store,
         audit,
         state,
         data: () => data,
+        provisions: () => provisions,
         log: ctx.log,
         writeIntervalMs: config.write_interval_ms,
         now,
@@ -58,6 +60,7 @@ export function tenantsAt(now: () => number): Plugin {
       })
       ctx.effect(() => () => tenants.close(), 'tenants')
       ctx.collect('tenants.data', { update: (present) => (data = present) })
+      ctx.collect('tenants.provisions', { update: (present) => (provisions = present) })
       ctx.provide('tenants', tenants)
       ctx.contribute('auth.credentials', {
         prefix: 'ares_',

@@ -46,6 +46,7 @@ const errors: ErrorMap = {
   TENANTS_KEY_UNKNOWN: 404,
   TENANTS_INVALID: 400,
   TENANTS_KEYS_FULL: 409,
+  TENANTS_PROVISION_REFUSED: 409,
   TENANTS_USAGE_FAILED: { status: 500, code: 'DATABASE_ERROR' },
   TENANTS_RATE_FAILED: { status: 500, code: 'DATABASE_ERROR' }
 }
@@ -278,7 +279,7 @@ export function routes(tenants: TenantsService): readonly Route[] {
     method: 'POST',
     path: '/api/admin/provision-client',
     operationId: 'provisionClient',
-    summary: 'Make a tenant and its first API key: both, or neither',
+    summary: 'Make a tenant, its first API key and the agents of its product type: all, or nothing',
     guard: 'admin',
     body: schemaOf({
       type: 'object',
@@ -324,8 +325,7 @@ export function routes(tenants: TenantsService): readonly Route[] {
         api_key_id: made.key.id,
         api_key_prefix: made.key.prefix,
         raw_api_key: made.secret,
-        // There are no templates yet that agents could be made from.
-        agents_created: []
+        agents_created: made.agents
       })
     }
   }

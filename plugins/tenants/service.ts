@@ -26,7 +26,18 @@ import {
   usesCollection
 } from './ledger.ts'
 import { parseTier } from './limits.ts'
-import type { AgentRun, ApiKey, DayUsage, KeyHolder, Limits, Tenant, TenantData, Tenants, Usage } from './types.ts'
+import type {
+  AgentRun,
+  ApiKey,
+  DayUsage,
+  KeyHolder,
+  Limits,
+  Tenant,
+  TenantData,
+  TenantProvision,
+  Tenants,
+  Usage
+} from './types.ts'
 
 /** Which administrator asks for a change, for the audit log. */
 export type Actor = Pick<AuditChange, 'actor' | 'address' | 'requestId'>
@@ -38,6 +49,8 @@ export interface TenantsDependencies {
   readonly state: TenantsState
   /** What other plugins keep for tenants. */
   readonly data: () => readonly Contribution<TenantData>[]
+  /** What other plugins give to new clients. */
+  readonly provisions: () => readonly Contribution<TenantProvision>[]
   readonly log: Logger
   /** How long what was used may wait to be written; 0: nobody is answered before it is. */
   readonly writeIntervalMs: number
@@ -96,11 +109,17 @@ export interface TenantsService extends Tenants {
   setQuota(tenantId: string, quota: Quota, by: Actor): Promise<Tenant>
   createKey(tenantId: string, key: NewKey, by?: Actor): Promise<{ readonly key: ApiKey; readonly secret: string }>
   revokeKey(tenantId: string, keyId: string, by?: Actor): Promise<void>
-  /** A tenant and its first key, both or neither. */
+  /** A tenant, its first key and its agents: all, or nothing. */
   provision(
     client: NewTenant & { readonly productType: string; readonly keyName: string },
     by: Actor
-  ): Promise<{ readonly tenant: Tenant; readonly key: ApiKey; readonly secret: string }>
+  ): Promise<{
+    readonly tenant: Tenant
+    readonly key: ApiKey
+    readonly secret: string
+    /** Names of those it got. */
+    readonly agents: readonly string[]
+  }>
   /** Deletes a tenant with all that is kept for it. */
   remove(tenantId: string, by: Actor): Promise<void>
   /** Takes up deletions that were cut short, and clears away keys that expired long ago. Never rejects. */
@@ -144,7 +163,7 @@ const keptExpiredMs = 30 * dayMs
 const step = 200
 
 export function createTenants(dependencies: TenantsDependencies): TenantsService {
-  const { store, audit, state, data, log, writeIntervalMs, now, randomUUID, randomBytes } = dependencies
+  const { store, audit, state, data, provisions, log, writeIntervalMs, now, randomUUID, randomBytes } = dependencies
   const period = createCalendar(now)
   const ledger = createLedger(store, state.ledger, {
     now,
@@ -528,16 +547,27 @@ export function createTenants(dependencies: TenantsDependencies): TenantsService
     async provision({ productType, keyName, ...wanted }, by) {
       const { tenant, stored } = makeTenant(wanted)
       const { key, secret, put } = makeKey({ name: keyName })
-      await change(undefined, async (tx) => {
+      const agents = await change(undefined, async (tx) => {
         tx.put(tenantsCollection, [tenant.id], stored, 0)
         put(tx, tenant.id)
+        const agents: string[] = []
+        for (const part of provisions()) {
+          const lease = part.lease()
+          try {
+            agents.push(...(await part.item.agents(tx, tenant, productType)))
+          } finally {
+            lease.release()
+          }
+        }
+        const { name, tier } = tenant
         record(tx, by, {
           action: 'provision_client',
           resource: ofTenant(tenant.id),
-          after: { name: tenant.name, tier: tenant.tier, product_type: productType, api_key: shown(key) }
+          after: { name, tier, product_type: productType, api_key: shown(key), agents }
         })
+        return agents
       })
-      return { tenant, key, secret }
+      return { tenant, key, secret, agents }
     },
 
     async remove(tenantId, by) {

@@ -1,5 +1,5 @@
 import type { Awaitable } from '../../kernel/index.ts'
-import type { Reader } from '../store/types.ts'
+import type { Reader, Transaction } from '../store/types.ts'
 
 export type Tier = 'free' | 'dev' | 'pro' | 'enterprise'
 
@@ -235,11 +235,22 @@ export interface TenantData {
   remove(tenantId: string, most: number): Promise<number>
 }
 
+/** What a client that is provisioned gets beside its key, contributed to `tenants.provisions`. */
+export interface TenantProvision {
+  /**
+   * Part of the transaction that makes the tenant, which may run again.
+   * @returns names of the agents it has of its own
+   * @throws CodedError `TENANTS_PROVISION_REFUSED`: then there is no tenant either
+   */
+  agents(tx: Transaction, tenant: Tenant, productType: string): Promise<readonly string[]>
+}
+
 declare module '../../kernel/index.ts' {
   interface Services {
     tenants: Tenants
   }
   interface Contributions {
     'tenants.data': TenantData
+    'tenants.provisions': TenantProvision
   }
 }

@@ -346,6 +346,58 @@ t.test('agents of its own answer a tenant, and nobody else', async (t) => {
   })
 })
 
+t.test('templates give new clients their agents (F.15)', async (t) => {
+  const house = await startAgents(t)
+  const { admin, agents, say } = house
+  const template = { product_type: 'Desk', agent_name: 'first', display_name: 'First', config }
+  const post = (more: object) => admin('POST', '/agent-templates', { ...template, ...more })
+  const provision = async (tier: string, product_type: string) => {
+    const client = { name: 'n', tier, product_type, api_key_name: 'k' }
+    return admin('POST', '/provision-client', client)
+  }
+  const idOf = (reply: DispatchReply) => (reply.body as { id: string }).id
+
+  t.test('D-31: made, listed by product type, deleted once', async (t) => {
+    const made = await post({ description: 'the first' })
+    t.match(made, { status: 200, body: { ...template, product_type: 'desk', description: 'the first' } })
+    await post({ agent_name: 'second' })
+    const other = await post({ product_type: 'shop' })
+    t.match(await post({ product_type: 'DESK' }), { status: 409, body: { code: 'CONFLICT' } })
+    t.match(await post({ config: {} }), { status: 400 })
+    t.match(await post({ product_type: ' ' }), { status: 400 })
+    t.strictSame(namesOf(await admin('GET', '/agent-templates?product_type=Desk')), ['first', 'second'])
+    t.strictSame(namesOf(await admin('GET', '/agent-templates')), ['first', 'second', 'first'])
+    t.strictSame((await admin('GET', '/agent-templates?product_type=des')).body, [])
+    t.match(await admin('DELETE', `/agent-templates/${idOf(other)}`), { status: 204 })
+    t.match(await admin('DELETE', `/agent-templates/${idOf(other)}`), {
+      status: 404,
+      body: { error: `Template '${idOf(other)}' not found` }
+    })
+    const rows = (await admin('GET', '/audit-log')).body as unknown as Record<string, string>[]
+    t.strictSame(rows.map(({ action }) => action).slice(0, 2), ['delete_agent_template', 'create_agent_template'])
+  })
+
+  t.test('D-10: a client is provisioned with an agent for each of them, which answers it', async (t) => {
+    const made = await provision('dev', 'desk')
+    t.match(made, { status: 200, body: { product_type: 'desk', agents_created: ['first', 'second'] } })
+    const { tenant_id: id, raw_api_key: key } = made.body as { tenant_id: string; raw_api_key: string }
+    t.match(await say({ id, key }, 'second'), { body: { response: 'HEARD', source: 'tenant' } })
+    t.strictSame(namesOf(await agents({ id, key }, 'GET')), ['first', 'second'])
+    t.match(await provision('free', 'nothing'), { status: 200, body: { agents_created: [] } })
+  })
+
+  t.test('D-11: a tier that has fewer gets none, and no tenant', async (t) => {
+    const before = await admin('GET', '/tenants')
+    t.match(await provision('free', 'desk'), {
+      status: 409,
+      body: { error: "Agent quota exceeded: 'desk' comes with 2 agents, tier 'free' has 1" }
+    })
+    t.strictSame((await admin('GET', '/tenants')).body, before.body)
+    const rows = (await admin('GET', '/audit-log')).body as unknown as Record<string, string>[]
+    t.equal(rows.filter(({ action }) => action === 'provision_client').length, 2, 'nor a row of it')
+  })
+})
+
 t.test('agents of tenants are there after a restart', async (t) => {
   const dataFolder = t.testdir()
   let client: Client | undefined

@@ -31,6 +31,7 @@ function createOver(store: Store, startAt = '2027-01-15T12:00:00Z', more: Partia
     audit: undefined,
     state: createState(),
     data: () => [],
+    provisions: () => [],
     log: silentLogger,
     writeIntervalMs: 0,
     now: () => clock.ms,
