@@ -133,7 +133,7 @@ t.test('AUTH-02: no forged, bent or swollen token opens any route, whichever gua
 
 /** The routes of accounts, tenants, quotas, and of what belongs to people and tenants. */
 const ours =
-  /^\/api\/(?:auth|chat|conversations|memory|v1|mcp)\b|^\/api\/admin\/(?:tenants|provision-client|alerts|audit-log|stats|runtime-tools)\b/
+  /^\/api\/(?:auth|chat|conversations|memory|v1|mcp)\b|^\/api\/admin\/(?:tenants|provision-client|alerts|audit-log|stats|runtime-tools|agent-templates)\b/
 
 interface Property {
   readonly type?: string | readonly string[]
