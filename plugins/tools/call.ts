@@ -1,7 +1,7 @@
 import { type Awaitable, CodedError, isCoded, type Lease, type Logger } from '../../kernel/index.ts'
 import type { AbortFan, AbortListener } from './abort-fan.ts'
 import { type Answer, failed } from './answer.ts'
-import { cancelled, failureOf, isHarmless, reportedFailure } from './failures.ts'
+import { cancelled, failureOf, isHarmless, reportedFailure, uncopiedOutput } from './failures.ts'
 import { toExactJson } from './json.ts'
 import { judgeOutput } from './output.ts'
 import type { ListedTool } from './registry.ts'
@@ -242,7 +242,10 @@ export class Call implements AbortListener, Waiting {
   #returned(output: unknown): Answer {
     const { maxOutputBytes, log } = this.#host
     const { answer, reason } = judgeOutput(this.#listed, this.#id, output, maxOutputBytes, log)
-    if (answer !== undefined) return this.#finish(answer)
+    return answer === undefined ? this.#unpromised(reason) : this.#finish(answer)
+  }
+
+  #unpromised(reason: string): Answer {
     this.#logFault('a tool gave an output that it does not promise', { reason })
     return this.#fail(failureOf('INVALID_OUTPUT', 'internal', 'the tool gave an output that it does not promise'))
   }
@@ -254,6 +257,8 @@ export class Call implements AbortListener, Waiting {
       if (reported.retryable) this.#fate = 'release'
       return this.#fail(reported)
     }
+    const reason = uncopiedOutput(error)
+    if (reason !== undefined) return this.#unpromised(reason)
     this.#logFault('a tool threw', { error })
     return this.#fail(failureOf('TOOL_PANIC', 'internal', 'the tool broke down; the log of the server says why'))
   }

@@ -69,6 +69,13 @@ export function reportedFailure(error: unknown, isRepeatable: boolean): ToolFail
   return failureOf(error.code, category, error.message, more)
 }
 
+/** Why the output of a tool could not come back from a worker thread; `undefined` for anything else that was thrown. */
+export function uncopiedOutput(error: unknown): string | undefined {
+  if (!isCoded(error, 'WORKERS_UNCLONABLE')) return undefined
+  const { side } = (error.detail ?? {}) as { readonly side?: unknown }
+  return side === 'output' ? error.message : undefined
+}
+
 function isToolErrorDetail(detail: unknown): detail is ToolErrorDetail {
   if (typeof detail !== 'object' || detail === null) return false
   const { category, recoverable, retryable, retry_after, suggested_action, details } = detail as Record<string, unknown>

@@ -123,7 +123,8 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
     if (error instanceof CodedError) return error
     if (signal.aborted) return aborted(task, signal)
     if (error instanceof DOMException && error.name === 'DataCloneError') {
-      return new CodedError('WORKERS_UNCLONABLE', `the input of task '${task}' cannot be copied: ${error.message}`)
+      const message = `the input of task '${task}' cannot be copied: ${error.message}`
+      return new CodedError('WORKERS_UNCLONABLE', message, { detail: { side: 'input' } })
     }
     log.warn('a worker thread died under its task', { pool: name, task, error })
     return new CodedError('WORKERS_CRASHED', `the thread of task '${task}' died: ${messageOf(error)}`)

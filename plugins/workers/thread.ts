@@ -22,11 +22,11 @@ export default async function runTask({ module, input }: Assignment): Promise<Ta
   try {
     structuredClone(result)
   } catch (error) {
-    return failure('WORKERS_UNCLONABLE', error)
+    return { ...failure('WORKERS_UNCLONABLE', error), detail: { side: 'output' } }
   }
   return result
 }
 
-function failure(code: string, error: unknown): TaskResult<never> {
+function failure(code: string, error: unknown): TaskResult<never> & { readonly ok: false } {
   return { ok: false, code, message: error instanceof Error ? error.message : typeof error }
 }

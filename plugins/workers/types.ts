@@ -40,8 +40,8 @@ export interface RunOptions {
  *
  * Codes: what a task returned; `WORKERS_UNKNOWN_TASK`; `WORKERS_BUSY` (the queue is full; detail `retryAfterSeconds`);
  * `WORKERS_CRASHED` (the thread died under the task); `WORKERS_ABORTED`; `WORKERS_UNCLONABLE` (input or output cannot
- * be copied between threads); `WORKERS_FAILED` (the task threw). Two tasks of one name are refused at commit with
- * `WORKERS_DUPLICATE_TASK`.
+ * be copied between threads; detail `side`: `input` or `output`); `WORKERS_FAILED` (the task threw). Two tasks of one
+ * name are refused at commit with `WORKERS_DUPLICATE_TASK`.
  */
 export interface Workers {
   run<T>(task: string, input: unknown, options?: RunOptions): Promise<T>

@@ -13,8 +13,10 @@ import { AbortFan } from '../../plugins/tools/abort-fan.ts'
 import { fingerprintOf } from '../../plugins/tools/once.ts'
 import { enterTurn, leaveTurn, quitTurn, type Turns } from '../../plugins/tools/turns.ts'
 import type { ExecuteRequest, Execution, ExecutionEvent, Tool } from '../../plugins/tools/types.ts'
+import workers from '../../plugins/workers/index.ts'
 import { FaultyStore } from '../fakes/faulty-store.ts'
 import { fixtureTools, toolOf, toolsPlugin, World } from '../fixtures/carmy-tools.ts'
+import type { Order } from '../fixtures/worker-task.ts'
 import { type HouseEntry, type HouseOptions, type LogLine, startHouse } from '../harness.ts'
 
 type T = Parameters<typeof startHouse>[0]
@@ -501,6 +503,31 @@ t.test('the pipeline', async (t) => {
       t.notOk('data' in response)
     }
     t.match(lines.findLast(isError), { level: 'error', tool: 'wrong', reason: /must be string/ })
+  })
+
+  t.test('also when it comes from a worker thread and cannot leave it', async (t) => {
+    let order: (order: Order) => Promise<unknown> = async () => undefined
+    const tasks = definePlugin({
+      name: 'tasks',
+      inject: ['workers'],
+      apply(ctx) {
+        const module = new URL('../fixtures/worker-task.js', import.meta.url).href
+        ctx.contribute('workers.tasks', { name: 'work', pool: 'work', module })
+        order = (order) => ctx.services.workers.run('work', order)
+      }
+    })
+    const { run, lines } = await startTools(
+      t,
+      [
+        toolOf({ name: 'gives', run: () => order({ do: 'return-function' }) }),
+        toolOf({ name: 'takes', run: () => order({ do: 'answer', value: () => {} }) })
+      ],
+      { entries: [{ plugin: workers }, { plugin: tasks }] }
+    )
+
+    t.match((await run('gives')).response.error, { code: 'INVALID_OUTPUT', category: 'internal' })
+    t.match(lines.filter(isError), [{ tool: 'gives', reason: /could not be cloned/ }])
+    t.match((await run('takes')).response.error, { code: 'TOOL_PANIC' }, 'what it sends there is its own affair')
   })
 
   t.test('passes on what a tool reports, and shows nothing of what it throws otherwise', async (t) => {

@@ -105,10 +105,9 @@ t.test('a module that cannot be loaded fails its task alone', async (t) => {
 
 t.test('input and output that cannot be copied are refused with a code, and the pool goes on', async (t) => {
   const house = await startPool(t)
-  await t.rejects(house.order({ do: 'answer', value: () => {} }), { code: 'WORKERS_UNCLONABLE' })
-  for (let round = 0; round < 5; round++) {
-    await t.rejects(house.order({ do: 'return-function' }), { code: 'WORKERS_UNCLONABLE' })
-  }
+  const of = (side: string) => ({ code: 'WORKERS_UNCLONABLE', detail: { side } })
+  await t.rejects(house.order({ do: 'answer', value: () => {} }), of('input'))
+  for (let round = 0; round < 5; round++) await t.rejects(house.order({ do: 'return-function' }), of('output'))
   t.equal(await house.order({ do: 'answer', value: 'on' }), 'on')
   t.strictSame(loadOf(house), { waiting: 0, running: 0, threads: 1 })
 })
