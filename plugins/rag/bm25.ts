@@ -1,6 +1,6 @@
 import { setImmediate } from 'node:timers/promises'
 import { CodedError } from '../../kernel/index.ts'
-import type { Key, Reader, Store, Transaction } from '../store/types.ts'
+import type { Reader, Store, Transaction } from '../store/types.ts'
 import { createCache } from './cache.ts'
 import {
   type ChunksPart,
@@ -17,6 +17,16 @@ import {
   type WordsPart
 } from './segment.ts'
 import { mergeSegments, type MergeSource } from './merge.ts'
+import {
+  bitsOf,
+  createSegments,
+  hasBit,
+  markDead,
+  mergeable,
+  mergedOf,
+  readDead,
+  type SegmentWork
+} from './segments.ts'
 import type { Analyser, Language } from './text.ts'
 
 /**
@@ -126,12 +136,7 @@ export interface TextIndexOptions {
   readonly work?: IndexWork
 }
 
-/** What is being done to the indexes of a store. All who change them share it: one would free what another writes. */
-export interface IndexWork {
-  /** Segments that are being written, by key. */
-  readonly staging: Set<string>
-  readonly maintained: Map<string, Promise<void>>
-}
+export type IndexWork = SegmentWork
 
 export function createIndexWork(): IndexWork {
   return { staging: new Set(), maintained: new Map() }
@@ -172,46 +177,35 @@ interface SearchedSegment extends OpenSegment {
 }
 
 const collection = 'rag-index'
-/** Segments that are written but not (or no longer) in a head. */
-const looseCollection = 'rag-loose'
-/** `gone` is what a head named once; what is only being written has a mark in {@link IndexWork.staging}. */
-type Loose = 'writing' | 'gone'
-
 const headKey = 'head'
 
-/** Of one turn of the event loop. */
-const sliceMs = 5
 /** Of one transaction: characters of values. */
 const sliceUnits = 262_144
-/** Segments of about one size that are merged into one, and how much larger those of the next size are. */
-const mergeFactor = 8
-const smallestTier = 64
-const mostMerged = 32
-const mostTries = 16
 /** Of one word of a query. */
 export const mostVariants = 16
 /** Words of a query that are looked up; a longer query is a text, and its first words tell what it is about. */
 export const maxQueryWords = 256
-
-/** A segment that the head named was gone when it was read: another head has come. */
-class StaleSegment extends Error {}
 
 const nothing: Postings = { chunks: new Uint32Array(0), counts: new Uint32Array(0) }
 
 export function createTextIndex(store: Store, options: TextIndexOptions): TextIndex {
   const { analyser, k1 = 1.2, b = 0.75, clock = () => performance.now() } = options
   const cache = createCache<OpenSegment | TermBlock | WordBlock | Postings | Uint8Array>(options.cacheBytes)
-  const { staging, maintained } = options.work ?? createIndexWork()
+  const segments = createSegments(store, {
+    collection,
+    looseCollection: 'rag-loose',
+    work: options.work ?? createIndexWork(),
+    clock,
+    partsAtOnce: 64
+  })
+  const { breather } = segments
   let spare = new Float64Array(0)
 
   const readHead = async (reader: Reader, index: string): Promise<Head> =>
     (await reader.get<Head>(collection, [index, headKey]))?.value ?? { next: 0, segments: [] }
 
-  const readPart = async <T>(index: string, id: string, kind: Part['kind'] | 'dead', number: number): Promise<T> => {
-    const found = await store.get<T>(collection, [index, id, kind, number])
-    if (found === undefined) throw new StaleSegment()
-    return found.value
-  }
+  const readPart = <T>(index: string, id: string, kind: Part['kind'] | 'dead', number: number): Promise<T> =>
+    segments.readPart<T>(index, id, kind, number)
 
   const openSegment = async (index: string, { id, first }: SegmentEntry): Promise<OpenSegment> => {
     const key = `s\0${index}\0${id}`
@@ -274,48 +268,34 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
   }
 
   const openAll = async (index: string, head: Head): Promise<readonly SearchedSegment[]> => {
-    const segments: SearchedSegment[] = []
+    const opened: SearchedSegment[] = []
     let base = 0
     for (const entry of head.segments) {
       const open = await openSegment(index, entry)
-      segments.push({ ...open, entry, dead: await openDead(index, entry), base })
+      opened.push({ ...open, entry, dead: await openDead(index, entry), base })
       base += entry.chunks
     }
-    return segments
+    return opened
   }
 
-  /** Runs `work` again with the next head when a segment went away under it. */
-  const whileThere = async <R>(index: string, work: (head: Head) => Promise<R>): Promise<R> => {
-    for (let tries = 1; ; tries++) {
-      try {
-        return await work(await readHead(store, index))
-      } catch (error) {
-        if (!(error instanceof StaleSegment)) throw error
-        if (tries === mostTries) throw damaged(index)
-      }
-    }
-  }
-
-  const breather = () => {
-    let since = clock()
-    return async () => {
-      if (clock() - since < sliceMs) return
-      await setImmediate()
-      since = clock()
-    }
-  }
+  const whileThere = <R>(index: string, work: (head: Head) => Promise<R>): Promise<R> =>
+    segments.whileThere(
+      () => readHead(store, index),
+      work,
+      () => damaged(index)
+    )
 
   const find: TextIndex['find'] = (index, plan, limit, accept) =>
     whileThere(index, async (head) => {
       const chunks = liveChunks(head)
       if (chunks === 0) return { hits: [], total: 0 }
       const breathe = breather()
-      const segments = await openAll(index, head)
+      const searched = await openAll(index, head)
       const groups = await plan({
         chunks,
         languages: languagesOf(head),
         async *words() {
-          for (const { entry, wordBlocks } of segments) {
+          for (const { entry, wordBlocks } of searched) {
             for (let number = 0; number < wordBlocks; number++) {
               yield openWords(index, entry.id, number)
               await breathe()
@@ -323,7 +303,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
           }
         }
       })
-      const slots = segments.reduce((sum, segment) => sum + segment.entry.chunks, 0)
+      const slots = searched.reduce((sum, segment) => sum + segment.entry.chunks, 0)
       const scores = spare.length >= slots ? spare : new Float64Array(slots + (slots >> 2))
       spare = new Float64Array(0)
       const touched: number[] = []
@@ -336,7 +316,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
           const lists: (readonly [SearchedSegment, Postings, number, number])[] = []
           let frequency = 0
           for (const [rank, { term, weight }] of group.variants.slice(0, mostVariants).entries()) {
-            for (const segment of segments) {
+            for (const segment of searched) {
               const found = postingsOf(index, segment, term)
               const postings = found instanceof Promise ? await found : found
               if (postings.chunks.length === 0) continue
@@ -365,7 +345,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
           await breathe()
         }
         const ordinalOf = (slot: number): number => {
-          const segment = segments[lastAtOrBelow(segments, slot)]!
+          const segment = searched[lastAtOrBelow(searched, slot)]!
           return segment.ordinals[slot - segment.base]!
         }
         const accepted = accept === undefined ? touched : touched.filter((slot) => accept(ordinalOf(slot)))
@@ -394,32 +374,6 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     }
   }
 
-  /** Takes away the parts of a segment that no head names, then what told of it. */
-  const free = async (index: string, id: string): Promise<void> => {
-    for (;;) {
-      const keys: Key[] = []
-      for await (const [key] of store.range(collection, [index, id], { limit: 64 })) keys.push(key)
-      if (keys.length === 0) break
-      await store.atomically((tx) => {
-        for (const key of keys) tx.remove(collection, key)
-      })
-      await setImmediate()
-    }
-    await store.atomically((tx) => tx.remove(looseCollection, [index, id]))
-  }
-
-  const freeLoose = async (prefix: Key): Promise<void> => {
-    const loose: (readonly [index: string, id: string, state: Loose])[] = []
-    for await (const [key, { value }] of store.range<Loose>(looseCollection, prefix)) {
-      loose.push([key[0] as string, key[1] as string, value])
-    }
-    for (const [index, id, state] of loose) {
-      const mark = `${index}\0${id}`
-      if (state === 'gone') staging.delete(mark)
-      if (!staging.has(mark)) await free(index, id)
-    }
-  }
-
   const merge = async (index: string, entries: readonly SegmentEntry[]): Promise<void> => {
     const sources: MergeSource[] = []
     for (const entry of entries) {
@@ -435,15 +389,8 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         words: (number) => readPart<WordsPart>(index, entry.id, 'words', number)
       })
     }
-    const first = Math.min(...entries.map((entry) => entry.first))
-    const end = Math.max(...entries.map((entry) => entry.end))
-    const id = `${first}-${1 + Math.max(...entries.map((entry) => Number(entry.id.split('-')[1])))}`
-    const mark = `${index}\0${id}`
-    staging.add(mark)
-    try {
-      // An attempt that failed may have left something.
-      if ((await store.get(looseCollection, [index, id])) !== undefined) await free(index, id)
-      await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
+    const { id, first, end } = mergedOf(entries)
+    await segments.build(index, id, async () => {
       const waiting: Part[] = []
       let units = 0
       const write = async () => {
@@ -466,7 +413,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         const died: number[] = []
         for (const [at, entry] of now.entries()) {
           if (entry!.dead === entries[at]!.dead) continue
-          const bits = Buffer.from((await tx.get<string>(collection, [index, entry!.id, 'dead', 0]))!.value, 'base64')
+          const bits = await readDead(tx, collection, index, entry!.id, entry!.chunks)
           merged.places[at]!.forEach((place, chunk) => {
             if (place >= 0 && hasBit(bits, chunk)) died.push(place)
           })
@@ -483,21 +430,19 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         }
         head.segments = left
         tx.put(collection, [index, headKey], head)
-        if (merged.chunks > died.length) tx.remove(looseCollection, [index, id])
-        for (const entry of entries) tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
+        if (merged.chunks > died.length) segments.named(tx, index, id)
+        for (const entry of entries) segments.gone(tx, index, entry.id)
       })
-    } finally {
-      staging.delete(mark)
-    }
+    })
   }
 
   const work = async (index: string): Promise<void> => {
     for (;;) {
       const head = await readHead(store, index)
-      for (const { id } of head.segments) staging.delete(`${index}\0${id}`)
-      const entries = mergeable(head.segments)
+      segments.settle(index, head.segments)
+      const entries = mergeable(head.segments, { countOf: (entry) => entry.chunks })
       if (entries !== undefined) await merge(index, entries)
-      await freeLoose([index])
+      await segments.freeLoose([index])
       if (entries === undefined) return
     }
   }
@@ -506,7 +451,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     const head = await readHead(tx, index)
     const id = `${first}-0`
     if ('parts' in segment) putParts(tx, index, id, segment.parts)
-    else tx.remove(looseCollection, [index, id])
+    else segments.named(tx, index, id)
     head.segments.push({
       id,
       first,
@@ -532,23 +477,12 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
 
     async stage(index, first, segment) {
       const id = `${first}-0`
-      const mark = `${index}\0${id}`
-      staging.add(mark)
-      try {
-        await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
-        await writeParts(index, id, segment.parts)
-      } catch (error) {
-        staging.delete(mark)
-        throw error
-      }
+      await segments.stage(index, id, () => writeParts(index, id, segment.parts))
       const { chunks, length, languages } = segment
       return { id, chunks, length, languages }
     },
 
-    async discard(index, staged) {
-      staging.delete(`${index}\0${staged.id}`)
-      await free(index, staged.id)
-    },
+    discard: (index, staged) => segments.discard(index, staged.id),
 
     async remove(tx, index, first, count) {
       const head = await readHead(tx, index)
@@ -556,21 +490,15 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
       for (const entry of [...head.segments]) {
         if (entry.first >= first + count || entry.end <= first) continue
         const { ordinals, lengths } = await openSegment(index, entry)
-        const stored = (await tx.get<string>(collection, [index, entry.id, 'dead', 0]))?.value
-        const bits = stored === undefined ? bitsOf(entry.chunks, []) : Buffer.from(stored, 'base64')
-        const before = removed
-        for (let at = lowerBound(ordinals, first); at < ordinals.length && ordinals[at]! < first + count; at++) {
-          if (hasBit(bits, at)) continue
-          bits[at >> 3]! |= 1 << (at & 7)
-          entry.dead += 1
-          entry.length -= lengths[at]!
-          removed += 1
-        }
-        if (removed === before) continue
+        const bits = await readDead(tx, collection, index, entry.id, entry.chunks)
+        const marked = markDead(bits, ordinals, first, count, (at) => (entry.length -= lengths[at]!))
+        if (marked === 0) continue
+        entry.dead += marked
+        removed += marked
         if (entry.dead < entry.chunks) tx.put(collection, [index, entry.id, 'dead', 0], bits.toString('base64'))
         else {
           head.segments.splice(head.segments.indexOf(entry), 1)
-          tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
+          segments.gone(tx, index, entry.id)
         }
       }
       if (removed > 0) tx.put(collection, [index, headKey], head)
@@ -580,7 +508,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     async drop(tx, index) {
       const head = await readHead(tx, index)
       tx.remove(collection, [index, headKey])
-      for (const { id } of head.segments) tx.put<Loose>(looseCollection, [index, id], 'gone')
+      for (const { id } of head.segments) segments.gone(tx, index, id)
     },
 
     async size(index, reader = store) {
@@ -607,19 +535,9 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         accept
       ),
 
-    maintain(index) {
-      const before = maintained.get(index) ?? Promise.resolve()
-      const run = before
-        .catch(() => {}) // told to the one who asked for it
-        .then(() => work(index))
-        .finally(() => {
-          if (maintained.get(index) === run) maintained.delete(index)
-        })
-      maintained.set(index, run)
-      return run
-    },
+    maintain: (index) => segments.inTurn(index, () => work(index)),
 
-    sweep: () => freeLoose([])
+    sweep: () => segments.freeLoose([])
   }
 }
 
@@ -659,21 +577,6 @@ function languagesOf(head: Head): readonly Language[] {
     .map(([language]) => language as Language)
 }
 
-/** Segments of about one size once there are enough of them, or one of which too much is dead. */
-function mergeable(segments: readonly SegmentEntry[]): readonly SegmentEntry[] | undefined {
-  const tiers = new Map<number, SegmentEntry[]>()
-  for (const entry of segments) {
-    if (entry.dead * 4 > entry.chunks) return [entry]
-    const size = Math.max(smallestTier, entry.chunks - entry.dead)
-    const tier = Math.floor(Math.log(size / smallestTier) / Math.log(mergeFactor))
-    tiers.set(tier, [...(tiers.get(tier) ?? []), entry])
-  }
-  for (const [, entries] of [...tiers].sort(([a], [b]) => a - b)) {
-    if (entries.length >= mergeFactor) return entries.sort((a, b) => a.first - b.first).slice(0, mostMerged)
-  }
-  return undefined
-}
-
 function putParts(tx: Transaction, index: string, id: string, parts: readonly Part[]): void {
   for (const { kind, number, value } of parts) tx.put(collection, [index, id, kind, number], value)
 }
@@ -682,16 +585,6 @@ function unitsOf({ value }: Part): number {
   if ('postings' in value) return value.postings.length + value.terms.length
   if ('words' in value) return value.words.length + value.terms.length + value.counts.length * 3
   return value.lengths.length + value.ordinals.length + value.firstTerms.length * 12
-}
-
-function hasBit(bits: Uint8Array, at: number): boolean {
-  return (bits[at >> 3]! & (1 << (at & 7))) !== 0
-}
-
-function bitsOf(size: number, set: readonly number[]): Buffer {
-  const bits = Buffer.alloc((size + 7) >> 3)
-  for (const at of set) bits[at >> 3]! |= 1 << (at & 7)
-  return bits
 }
 
 function liveIn(postings: Postings, dead: Uint8Array | undefined): number {
@@ -716,17 +609,6 @@ function blockOf(firstTerms: readonly string[], term: string): number {
 function placeOf(terms: readonly string[], term: string): number {
   const at = blockOf(terms, term)
   return at >= 0 && terms[at] === term ? at : -1
-}
-
-function lowerBound(sorted: Float64Array, value: number): number {
-  let low = 0
-  let high = sorted.length
-  while (low < high) {
-    const middle = (low + high) >> 1
-    if (sorted[middle]! < value) low = middle + 1
-    else high = middle
-  }
-  return low
 }
 
 function lastAtOrBelow(segments: readonly SearchedSegment[], slot: number): number {

@@ -3,9 +3,23 @@ import { readdir, rm } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setImmediate } from 'node:timers/promises'
 import { CodedError, type Logger } from '../../kernel/index.ts'
-import type { Key, Reader, Store, Transaction } from '../store/types.ts'
+import type { Reader, Store, Transaction } from '../store/types.ts'
 import type { Workers } from '../workers/types.ts'
 import { createCache } from './cache.ts'
+import {
+  bitsOf,
+  createSegments,
+  hasBit,
+  lowerBound,
+  markDead,
+  mergeable,
+  mergedOf,
+  type MergeOptions,
+  mostTries,
+  readDead,
+  type SegmentWork,
+  StaleSegment
+} from './segments.ts'
 import type { Extended, ExtendInput } from './tasks/extend-graph.ts'
 import { assertGraphs, type Graph, graphTask, openGraph } from './vectors-graph.ts'
 import { createBest, fromHalves, type Matches, scan, toHalves } from './vectors-scan.ts'
@@ -110,11 +124,7 @@ export interface GraphOptions {
   readonly log: Logger
 }
 
-/** What is being done to the indexes of a store. All who change them share it: one would free what another writes. */
-export interface VectorWork {
-  /** Segments that are being written, by key. */
-  readonly staging: Set<string>
-  readonly maintained: Map<string, Promise<void>>
+export interface VectorWork extends SegmentWork {
   /** Indexes whose graph is being made, and the segments that are put into it. */
   readonly growing: Map<string, Set<string>>
   /** Graphs are made one at a time: this resolves after the last one. */
@@ -152,27 +162,15 @@ interface SegmentEntry {
 
 const collection = 'rag-vectors'
 const headCollection = 'rag-vectors-heads'
-/** Segments and graphs that are written but not (or no longer) in a head. */
-const looseCollection = 'rag-vectors-loose'
-/** `gone` is what a head named once; what is only being written has a mark in {@link VectorWork.staging}. */
-type Loose = 'writing' | 'gone'
-
 /** Before the name of the file of a graph, among what is loose. */
 const graphMark = 'graph:'
 
-/** Of one turn of the event loop. */
-const sliceMs = 5
 /** Of one value, before it is text: vectors of one block. */
 const blockBytes = 98_304
 /** Of one transaction: blocks. */
 const blocksAtOnce = 4
-/** Segments of about one size that are merged into one, and how much larger those of the next size are. */
-const mergeFactor = 8
-const smallestTier = 64
-const mostMerged = 32
 /** Vectors of a segment that is merged no further. */
 const largestSegment = 16_384
-const mostTries = 16
 /** Vectors that are put into a graph at once: each time its file is written anew. A quarter of the graph, within these. */
 const leastGrowth = 8_192
 const mostGrowth = 32_768
@@ -182,14 +180,19 @@ const graphsOpen = 32
 /** After a graph could not be made. */
 const pauseMs = 60_000
 
-/** A segment that the head named was gone when it was read: another head has come. */
-class StaleSegment extends Error {}
+const merging: MergeOptions<SegmentEntry> = {
+  countOf: (entry) => entry.vectors,
+  largest: largestSegment,
+  // Those that the graph has are not mixed with those that it has not.
+  kindOf: (entry) => String(entry.graphed)
+}
 
 export function createVectorIndex(store: Store, options: VectorIndexOptions): VectorIndex {
   const { clock = () => performance.now() } = options
   const cache = createCache<Float32Array | Float64Array | Uint8Array>(options.cacheBytes)
   const { graphs, work = createVectorWork() } = options
-  const { staging, maintained, growing } = work
+  const { growing } = work
+  const pathOf = async (file: string): Promise<string> => join(await store.scratch('rag'), file)
   /** By file; the oldest first. */
   const opened = new Map<string, Promise<Graph | undefined>>()
   /** Files that turned out not to be what the head says. */
@@ -197,17 +200,34 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
   const growths = new Set<Promise<void>>()
   const stopping = new AbortController()
   const stop = new Int32Array(new SharedArrayBuffer(4))
+  /** Who has it open goes on reading it. */
+  const removeFile = async (file: string): Promise<void> => {
+    opened.delete(file)
+    broken.delete(file)
+    await rm(await pathOf(file), { force: true })
+  }
+  // Graphs are loose as segments are, so that they are taken away like them.
+  const stored = createSegments(store, {
+    collection,
+    looseCollection: 'rag-vectors-loose',
+    work,
+    clock,
+    partsAtOnce: 16,
+    async freeOther(id) {
+      if (!id.startsWith(graphMark)) return false
+      await removeFile(id.slice(graphMark.length))
+      return true
+    }
+  })
+  const { breather } = stored
   let usable: Promise<boolean> | undefined
   let pausedUntilMs = Number.NEGATIVE_INFINITY
 
   const readHead = async (reader: Reader, index: string): Promise<Head | undefined> =>
     (await reader.get<Head>(headCollection, [index]))?.value
 
-  const readPart = async (index: string, id: string, kind: 'rows' | 'ordinals' | 'dead', number: number) => {
-    const found = await store.get<string>(collection, [index, id, kind, number])
-    if (found === undefined) throw new StaleSegment()
-    return Buffer.from(found.value, 'base64')
-  }
+  const readPart = async (index: string, id: string, kind: 'rows' | 'ordinals' | 'dead', number: number) =>
+    Buffer.from(await stored.readPart<string>(index, id, kind, number), 'base64')
 
   const openRows = async (index: string, id: string, number: number): Promise<Float32Array> => {
     const key = `r\0${index}\0${id}\0${number}`
@@ -239,27 +259,12 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
   }
 
   /** Runs `work` again with the next head when a segment went away under it. */
-  const whileThere = async <R>(index: string, work: (head: Head) => Promise<R>, none: R): Promise<R> => {
-    for (let tries = 1; ; tries++) {
-      const head = await readHead(store, index)
-      if (head === undefined) return none
-      try {
-        return await work(head)
-      } catch (error) {
-        if (!(error instanceof StaleSegment)) throw error
-        if (tries === mostTries) throw damaged(index)
-      }
-    }
-  }
-
-  const breather = () => {
-    let since = clock()
-    return async () => {
-      if (clock() - since < sliceMs) return
-      await setImmediate()
-      since = clock()
-    }
-  }
+  const whileThere = <R>(index: string, work: (head: Head) => Promise<R>, none: R): Promise<R> =>
+    stored.whileThere(
+      () => readHead(store, index),
+      async (head) => (head === undefined ? none : work(head)),
+      () => damaged(index)
+    )
 
   const scanSegments = async (
     index: string,
@@ -317,55 +322,10 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
     await store.atomically((tx) => tx.put(collection, [index, id, 'ordinals', 0], ordinalsText(ordinals)))
   }
 
-  /** Takes away what no head names, then what told of it. */
-  const free = async (index: string, id: string): Promise<void> => {
-    if (id.startsWith(graphMark)) await removeFile(id.slice(graphMark.length))
-    else {
-      for (;;) {
-        const keys: Key[] = []
-        for await (const [key] of store.range(collection, [index, id], { limit: 16 })) keys.push(key)
-        if (keys.length === 0) break
-        await store.atomically((tx) => {
-          for (const key of keys) tx.remove(collection, key)
-        })
-        await setImmediate()
-      }
-    }
-    await store.atomically((tx) => tx.remove(looseCollection, [index, id]))
-  }
-
-  const freeLoose = async (prefix: Key): Promise<void> => {
-    const loose: (readonly [index: string, id: string, state: Loose])[] = []
-    for await (const [key, { value }] of store.range<Loose>(looseCollection, prefix)) {
-      loose.push([key[0] as string, key[1] as string, value])
-    }
-    for (const [index, id, state] of loose) {
-      const mark = `${index}\0${id}`
-      if (state === 'gone') staging.delete(mark)
-      if (!staging.has(mark)) await free(index, id)
-    }
-  }
-
-  /** Who has it open goes on reading it. */
-  const removeFile = async (file: string): Promise<void> => {
-    opened.delete(file)
-    broken.delete(file)
-    await rm(await pathOf(file), { force: true })
-  }
-
-  const pathOf = async (file: string): Promise<string> => join(await store.scratch('rag'), file)
-
   const merge = async (index: string, dimensions: number, entries: readonly SegmentEntry[]): Promise<void> => {
-    const first = Math.min(...entries.map((entry) => entry.first))
-    const end = Math.max(...entries.map((entry) => entry.end))
-    const id = `${first}-${1 + Math.max(...entries.map((entry) => Number(entry.id.split('-')[1])))}`
-    const mark = `${index}\0${id}`
+    const { id, first, end } = mergedOf(entries)
     const perBlock = rowsPerBlock(dimensions)
-    staging.add(mark)
-    try {
-      // An attempt that failed may have left something.
-      if ((await store.get(looseCollection, [index, id])) !== undefined) await free(index, id)
-      await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
+    await stored.build(index, id, async () => {
       const places: { readonly ordinal: number; readonly source: number; readonly row: number }[] = []
       for (const [source, entry] of entries.entries()) {
         const ordinals = await openOrdinals(index, entry.id)
@@ -400,7 +360,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
         const died: number[] = []
         for (const [source, entry] of now.entries()) {
           if (entry!.dead === entries[source]!.dead) continue
-          const bits = Buffer.from((await tx.get<string>(collection, [index, entry!.id, 'dead', 0]))!.value, 'base64')
+          const bits = await readDead(tx, collection, index, entry!.id, entry!.vectors)
           places.forEach((place, at) => {
             if (place.source === source && hasBit(bits, place.row)) died.push(at)
           })
@@ -412,25 +372,26 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
           if (died.length > 0) {
             tx.put(collection, [index, id, 'dead', 0], bitsOf(places.length, died).toString('base64'))
           }
-          tx.remove(looseCollection, [index, id])
+          stored.named(tx, index, id)
         }
         tx.put(headCollection, [index], head)
-        for (const entry of entries) tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
+        for (const entry of entries) stored.gone(tx, index, entry.id)
       })
-    } finally {
-      staging.delete(mark)
-    }
+    })
   }
 
   const mergeAll = async (index: string): Promise<void> => {
     for (;;) {
       const head = await readHead(store, index)
       const segments = head?.segments ?? []
-      for (const { id } of segments) staging.delete(`${index}\0${id}`)
+      stored.settle(index, segments)
       const taken = growing.get(index)
-      const entries = mergeable(segments.filter(({ id }) => taken?.has(id) !== true))
+      const entries = mergeable(
+        segments.filter(({ id }) => taken?.has(id) !== true),
+        merging
+      )
       if (entries !== undefined) await merge(index, head!.dimensions, entries)
-      await freeLoose([index])
+      await stored.freeLoose([index])
       if (entries === undefined) break
     }
     consider(index, await readHead(store, index))
@@ -551,7 +512,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       } finally {
         growing.get(index)?.clear()
       }
-      await freeLoose([index])
+      await stored.freeLoose([index])
     }
   }
 
@@ -566,11 +527,11 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const head = await readHead(tx, index)
       if (head === undefined || head.graph?.file !== from.graph?.file) return
       for (const entry of head.segments) entry.graphed = has(entry)
-      if (head.graph !== undefined) tx.put<Loose>(looseCollection, [index, graphMark + head.graph.file], 'gone')
+      if (head.graph !== undefined) stored.gone(tx, index, graphMark + head.graph.file)
       delete head.graph
       if (to !== undefined) {
         head.graph = to
-        tx.remove(looseCollection, [index, graphMark + to.file])
+        stored.named(tx, index, graphMark + to.file)
       }
       tx.put(headCollection, [index], head)
     })
@@ -599,8 +560,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
         const { ordinals, rows } = await gather(index, dimensions, some)
         const file = `${randomUUID()}.usearch`
         own.push(file)
-        staging.add(`${index}\0${graphMark}${file}`)
-        await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, graphMark + file], 'writing'))
+        await stored.stage(index, graphMark + file, async () => {})
         const input: ExtendInput = {
           dimensions,
           base: made === undefined ? undefined : await pathOf(made.file),
@@ -615,7 +575,10 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       }
       await replaceGraph(index, head, made, ({ id, graphed }) => taken.has(id) || (plan === 'extend' && graphed))
     } finally {
-      for (const file of own) staging.delete(`${index}\0${graphMark}${file}`)
+      stored.settle(
+        index,
+        own.map((file) => ({ id: graphMark + file }))
+      )
     }
   }
 
@@ -656,7 +619,7 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const head = (await readHead(tx, index)) ?? { dimensions, segments: [] as SegmentEntry[] }
       if (head.dimensions !== dimensions) throw otherDimensions(index, head.dimensions, dimensions)
       const id = `${first}-0`
-      if (staged) tx.remove(looseCollection, [index, id])
+      if (staged) stored.named(tx, index, id)
       else {
         const perBlock = rowsPerBlock(dimensions)
         const rows = vectors.map((vector) => toRow(index, vector, dimensions))
@@ -672,26 +635,16 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
 
     async stage(index, first, vectors) {
       const id = `${first}-0`
-      const mark = `${index}\0${id}`
       const dimensions = vectors[0]?.length ?? 0
-      staging.add(mark)
-      try {
-        await store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
-        const rows = function* () {
-          for (const vector of vectors) yield toRow(index, vector, dimensions)
-        }
-        await writeSegment(index, id, ordinalsFrom(first, vectors.length), dimensions, rows())
-      } catch (error) {
-        staging.delete(mark)
-        throw error
+      const rows = function* () {
+        for (const vector of vectors) yield toRow(index, vector, dimensions)
       }
+      const ordinals = ordinalsFrom(first, vectors.length)
+      await stored.stage(index, id, () => writeSegment(index, id, ordinals, dimensions, rows()))
       return { id, count: vectors.length, dimensions }
     },
 
-    async discard(index, staged) {
-      staging.delete(`${index}\0${staged.id}`)
-      await free(index, staged.id)
-    },
+    discard: (index, staged) => stored.discard(index, staged.id),
 
     async remove(tx, index, first, count) {
       const head = await readHead(tx, index)
@@ -700,20 +653,15 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       for (const entry of [...head.segments]) {
         if (entry.first >= first + count || entry.end <= first) continue
         const ordinals = await openOrdinals(index, entry.id)
-        const stored = (await tx.get<string>(collection, [index, entry.id, 'dead', 0]))?.value
-        const bits = stored === undefined ? bitsOf(entry.vectors, []) : Buffer.from(stored, 'base64')
-        const before = removed
-        for (let at = lowerBound(ordinals, first); at < ordinals.length && ordinals[at]! < first + count; at++) {
-          if (hasBit(bits, at)) continue
-          bits[at >> 3]! |= 1 << (at & 7)
-          entry.dead += 1
-          removed += 1
-        }
-        if (removed === before) continue
+        const bits = await readDead(tx, collection, index, entry.id, entry.vectors)
+        const marked = markDead(bits, ordinals, first, count)
+        if (marked === 0) continue
+        entry.dead += marked
+        removed += marked
         if (entry.dead < entry.vectors) tx.put(collection, [index, entry.id, 'dead', 0], bits.toString('base64'))
         else {
           head.segments.splice(head.segments.indexOf(entry), 1)
-          tx.put<Loose>(looseCollection, [index, entry.id], 'gone')
+          stored.gone(tx, index, entry.id)
         }
       }
       if (removed > 0) tx.put(headCollection, [index], head)
@@ -724,8 +672,8 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       const head = await readHead(tx, index)
       if (head === undefined) return
       tx.remove(headCollection, [index])
-      for (const { id } of head.segments) tx.put<Loose>(looseCollection, [index, id], 'gone')
-      if (head.graph !== undefined) tx.put<Loose>(looseCollection, [index, graphMark + head.graph.file], 'gone')
+      for (const { id } of head.segments) stored.gone(tx, index, id)
+      if (head.graph !== undefined) stored.gone(tx, index, graphMark + head.graph.file)
     },
 
     async size(index, reader = store) {
@@ -759,20 +707,10 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
         []
       ),
 
-    maintain(index) {
-      const before = maintained.get(index) ?? Promise.resolve()
-      const run = before
-        .catch(() => {}) // told to the one who asked for it
-        .then(() => mergeAll(index))
-        .finally(() => {
-          if (maintained.get(index) === run) maintained.delete(index)
-        })
-      maintained.set(index, run)
-      return run
-    },
+    maintain: (index) => stored.inTurn(index, () => mergeAll(index)),
 
     async sweep() {
-      await freeLoose([])
+      await stored.freeLoose([])
       if (graphs === undefined) return
       const named = new Set<string>()
       for await (const [, { value }] of store.range<Head>(headCollection, [])) {
@@ -787,23 +725,6 @@ export function createVectorIndex(store: Store, options: VectorIndexOptions): Ve
       await Promise.all(growths)
     }
   }
-}
-
-/** Segments of about one size once there are enough of them, or one of which too much is dead. */
-function mergeable(segments: readonly SegmentEntry[]): readonly SegmentEntry[] | undefined {
-  const tiers = new Map<string, SegmentEntry[]>()
-  for (const entry of segments) {
-    if (entry.dead * 4 > entry.vectors) return [entry]
-    const size = Math.max(smallestTier, entry.vectors - entry.dead)
-    if (size * mergeFactor > largestSegment * 2) continue
-    // Those that the graph has are not mixed with those that it has not.
-    const tier = `${Math.floor(Math.log(size / smallestTier) / Math.log(mergeFactor))} ${entry.graphed}`
-    tiers.set(tier, [...(tiers.get(tier) ?? []), entry])
-  }
-  for (const [, entries] of [...tiers].sort(([a], [b]) => (a < b ? -1 : 1))) {
-    if (entries.length >= mergeFactor) return entries.sort((a, b) => a.first - b.first).slice(0, mostMerged)
-  }
-  return undefined
 }
 
 function rowsPerBlock(dimensions: number): number {
@@ -833,17 +754,6 @@ function stepsOf(segments: readonly SegmentEntry[], count: number): readonly (re
   return steps
 }
 
-function lowerBound(sorted: Float64Array, value: number): number {
-  let low = 0
-  let high = sorted.length
-  while (low < high) {
-    const middle = (low + high) >> 1
-    if (sorted[middle]! < value) low = middle + 1
-    else high = middle
-  }
-  return low
-}
-
 function ordinalsFrom(first: number, count: number): Float64Array {
   return Float64Array.from({ length: count }, (_, at) => first + at)
 }
@@ -852,16 +762,6 @@ function ordinalsText(ordinals: Float64Array): string {
   const bytes = Buffer.alloc(ordinals.length * 8)
   ordinals.forEach((ordinal, at) => bytes.writeDoubleLE(ordinal, at * 8))
   return bytes.toString('base64')
-}
-
-function hasBit(bits: Uint8Array, at: number): boolean {
-  return (bits[at >> 3]! & (1 << (at & 7))) !== 0
-}
-
-function bitsOf(size: number, set: readonly number[]): Buffer {
-  const bits = Buffer.alloc((size + 7) >> 3)
-  for (const at of set) bits[at >> 3]! |= 1 << (at & 7)
-  return bits
 }
 
 function otherDimensions(index: string, expected: number, found: number): CodedError {
