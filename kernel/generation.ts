@@ -69,7 +69,6 @@ export interface Effect {
 const graceMs = 2_000
 
 const nothing = () => {}
-const nobody: ReadonlyMap<Slot, Provided> = new Map()
 
 /** One run of a plugin's `apply`, with all that it made: staged while it builds, shown in one commit, undone at the end. */
 export class Generation {
@@ -463,10 +462,10 @@ export class Generation {
   commit(old: Generation | undefined): void {
     const { kernel } = this.fiber
     const gone = old === undefined ? undefined : { listeners: old.#listeners, children: old.#children }
-    for (const [slot, provided] of this.#provided ?? nobody) {
+    this.#provided?.forEach((provided, slot) => {
       this.#assertFree(slot)
       assertAvailable(slot.name, provided, this.log)
-    }
+    })
     const touched = this.#touched(old)
     if (touched !== undefined) {
       for (const [collection, next] of touched) collection.check(next, this.#collectors?.get(collection))
@@ -475,11 +474,11 @@ export class Generation {
     this.phase = 'live'
     if (old !== undefined) old.phase = 'leaving'
     const woken: Slot[] = []
-    for (const [slot, provided] of this.#provided ?? nobody) {
+    this.#provided?.forEach((provided, slot) => {
       const swapped = old !== undefined && slot.provider === old
       if (!swapped || slot.version !== provided.version) woken.push(slot)
       slot.fill(this, provided, swapped)
-    }
+    })
     if (touched !== undefined) for (const [collection, next] of touched) collection.show(next)
     if (gone?.listeners !== undefined || this.#listeners !== undefined) {
       kernel.events.replace(gone?.listeners ?? [], this.#listeners ?? [])

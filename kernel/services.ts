@@ -136,13 +136,13 @@ export class View {
   #shape(members: ReadonlyMap<string, boolean>): void {
     const { handle } = this
     for (const key of Object.keys(handle)) if (!members.has(key)) delete handle[key]
-    for (const [key, isMethod] of members) {
+    members.forEach((isMethod, key) => {
       const known = Object.getOwnPropertyDescriptor(handle, key)
-      if (known !== undefined && isMethod === (known.get === undefined)) continue
+      if (known !== undefined && isMethod === (known.get === undefined)) return
       const shown = { configurable: true, enumerable: true }
       if (isMethod) Object.defineProperty(handle, key, { value: this.#forward(key), ...shown })
       else Object.defineProperty(handle, key, { get: () => this.#present()[key], ...shown })
-    }
+    })
   }
 
   #present(): Members {
