@@ -230,7 +230,7 @@ export function createQueue(options: QueueOptions): Queue {
     const index = isLive ? due : status === 'dead_lettered' ? dead : ended
     const ids: string[] = []
     for await (const [[, id], { value }] of store.range<Row>(index, [], { reverse: true })) {
-      if (value.status === status) ids.push(String(id))
+      if (index === dead || value.status === status) ids.push(String(id))
       if (!isLive && ids.length === limit) break
       await pause()
     }
