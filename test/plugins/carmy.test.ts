@@ -557,7 +557,8 @@ for (const transport of ['node', 'uws']) {
         { event: 'execution.completed' }
       ])
       t.equal(events.length, 4)
-      t.ok(Number.isInteger(events[2]?.data['duration_ms']))
+      const durationMs = events[2]?.data['duration_ms'] as number
+      t.ok(Number.isInteger(durationMs) && durationMs >= 0)
       t.strictSame(events[3]?.data, {
         execution_id: id,
         status: 'completed',
