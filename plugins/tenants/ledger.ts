@@ -154,6 +154,8 @@ const aheadShare = 1 / 16
 const quietMs = 600_000
 /** How long a commit waits for as many to come as the last one served. */
 const gatherMs = 2
+/** From so many on they are worth waiting for, also for others. */
+const manyServed = 16
 
 /**
  * The accounting. On disk, a limit is held against the places that were given out; in memory there are a few that nobody
@@ -179,15 +181,16 @@ export function createLedger(
   let touching: NextCommit | undefined
   let running: Promise<void> | undefined
   let closing = false
-  /** How many came since the last commit, and how many shared that. */
+  /** How many came since the last commit, how many shared that, and for how many the next one waits. */
   let arrived = 0
   let served = 0
+  let expected = 0
   /** Somebody waits for a place, or for all to be written. */
   let isUrgent = false
   let commitNow: (() => void) | undefined
   const wake = (): void => {
     arrived += 1
-    if (isUrgent || (intervalMs === 0 && arrived >= served)) commitNow?.()
+    if (isUrgent || (intervalMs === 0 && arrived >= expected)) commitNow?.()
     running ??= run()
   }
   state.wakes.add(wake)
@@ -350,7 +353,10 @@ export function createLedger(
   /** Whoever comes in this turn of the loop comes along; and when the last commit served many, those come back soon. */
   async function gather(): Promise<void> {
     await setImmediate()
-    const waitMs = intervalMs > 0 ? intervalMs : arrived < served ? gatherMs : 0
+    // Those who came while many were served wait for these to come back: in two halves that take turns, each would pay
+    // for a commit of its own.
+    expected = arrived >= served && served >= manyServed ? arrived + served : served
+    const waitMs = intervalMs > 0 ? intervalMs : arrived < expected ? gatherMs : 0
     if (waitMs === 0 || isUrgent || closing) return
     await new Promise<void>((resolve) => {
       const timer = setTimeout(resolve, waitMs)
