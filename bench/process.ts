@@ -11,6 +11,16 @@ export interface Usage {
   readonly cpuUs: number
   readonly rssBytes: number
   readonly heapBytes: number
+  /** Where {@link ProcessOptions.turns} asks for it. */
+  readonly turns?: WorstTurn
+}
+
+/** The longest turn of the event loop since it was asked for last, in milliseconds. */
+export interface WorstTurn {
+  /** By the clock: also what others on the machine took. */
+  readonly wallMs: number
+  /** What its thread itself has used, which tells the same on a machine with much to do; 0 where the system does not tell. */
+  readonly cpuMs: number
 }
 
 /** What a process of ours holds once its garbage has been collected. */
@@ -42,6 +52,8 @@ export interface ProcessOptions {
    * the point. Where cores cannot be chosen, nothing happens.
    */
   readonly cores?: 'server' | 'all'
+  /** Watches the turns of its event loop. */
+  readonly turns?: boolean
 }
 
 /** A server in a process of its own. */
@@ -179,7 +191,7 @@ function launch(module: URL, options: ProcessOptions): { child: ChildProcess; ou
   const [file, ...args] = onServerCore(node, options.cores)
   const child = spawn(file!, args, {
     stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
-    env: { ...process.env, ...options.env },
+    env: { ...process.env, ...options.env, HEARTWOOD_BENCH_TURNS: options.turns === true ? '1' : '0' },
     ...(options.cwd === undefined ? {} : { cwd: options.cwd })
   })
   let written = ''
