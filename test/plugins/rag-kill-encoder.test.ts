@@ -7,7 +7,7 @@ const shipped = readFileSync(new URL('../../../program.toml', import.meta.url), 
 const kills = Number(process.env['HEARTWOOD_TEST_KILLS'] ?? 2)
 const isLong = kills >= 40
 /** Of a book: in a long run every sixth has a megabyte. */
-const linesOf = (round: number) => (!isLong ? 200 : round % 6 === 1 ? 9_000 : 1_500) + round * 7
+const linesOf = (round: number) => (!isLong ? 200 : round % 6 === 0 ? 9_000 : 1_500) + round * 7
 const modes = ['job', 'sync', 'stream'] as const
 
 const tides = 'The harbour master keeps the tide tables in the drawer of the northern office.'
@@ -138,12 +138,14 @@ const job = async (shelf: Shelf, path: string) => {
 /** Kills the server once an ingest is about so far. @returns the path of its job, if it is one */
 async function killWithin(shelf: Shelf, mode: (typeof modes)[number], round: number): Promise<string | undefined> {
   const part = Math.random()
+  // A search of the four strategies takes about as long as two batches of the encoder, so that this is within the ingest.
+  const most = Math.floor(part * (linesOf(round) / 60))
   const content = bookOf(round)
   if (mode === 'job') {
     const reply = await shelf.ingest(content, 'book', { prefer: 'respond-async' })
     const path = reply?.headers.get('location')?.replace('/api/rag', '')
     if (path === undefined) throw new Error(`an ingest as a job was answered ${reply?.status}: ${reply?.text}`)
-    await follow(shelf, path, part)
+    await follow(shelf, path, part, most)
     await shelf.kill()
     return path
   }
@@ -153,20 +155,23 @@ async function killWithin(shelf: Shelf, mode: (typeof modes)[number], round: num
     isOver = true
     if (reply !== undefined && reply.status !== 200) shelf.faults.push(`an ingest was answered ${reply.status}`)
   })
-  // Nothing tells how far a plain ingest is: a search of four strategies takes about as long as some of its batches.
-  const searches = Math.floor(part * (linesOf(round) / 100))
-  for (let at = 0; at <= searches && !isOver; at++) await shelf.edition()
+  for (let at = 0; at <= most && !isOver; at++) await shelf.edition()
   await shelf.kill()
   await work
   return undefined
 }
 
-/** Searches until a job has done a part of its chunks, or has ended. */
-async function follow(shelf: Shelf, path: string, part: number): Promise<Job | undefined> {
-  for (;;) {
+/** Searches until a job has done a part of its chunks, or has ended, but no more than `most` times. */
+async function follow(
+  shelf: Shelf,
+  path: string,
+  part: number,
+  most = Number.POSITIVE_INFINITY
+): Promise<Job | undefined> {
+  for (let at = 0; ; at++) {
     const now = await job(shelf, path)
     if (now?.status !== 'running') return now
-    if (now.chunks_total > 0 && now.chunks_done >= part * now.chunks_total) return now
+    if (at > most || (now.chunks_done > 0 && now.chunks_done >= part * now.chunks_total)) return now
     if ((await shelf.edition()) === undefined) return undefined
   }
 }
@@ -178,16 +183,19 @@ t.test('kill -9 while the encoder is at work: no book is there in part, and jobs
   await shelf.assertMeaning()
   let killed = 0
   let resumed = 0
+  let cut = 0
   let edition = 0
   for (let round = 1; killed < kills && shelf.faults.length === 0; round++) {
     const mode = modes[(round - 1) % modes.length]!
     const path = await killWithin(shelf, mode, round)
     killed += 1
     await shelf.start()
+    if (path !== undefined && (await job(shelf, path))?.status === 'running') cut += 1
     await shelf.assertMeaning()
     if (path !== undefined && Math.random() < 0.5) {
       // Within the resume as well.
-      await follow(shelf, path, Math.random())
+      const again = Math.random()
+      await follow(shelf, path, again, Math.floor(again * (linesOf(round) / 60)))
       await shelf.kill()
       killed += 1
       await shelf.start()
@@ -205,7 +213,9 @@ t.test('kill -9 while the encoder is at work: no book is there in part, and jobs
     }
     edition = seen ?? 0
     if (kills >= 40)
-      t.comment(`${killed} kills, ${resumed} jobs went on, ${shelf.searches} searches, ${mode}, edition ${seen}`)
+      t.comment(
+        `${killed} kills, ${cut} of ${resumed} jobs were cut short, ${shelf.searches} searches, ${mode}, edition ${seen}`
+      )
   }
   t.strictSame(shelf.faults, [])
   t.ok(resumed > 0)
