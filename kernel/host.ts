@@ -156,6 +156,7 @@ export class ProgramHost {
   async start(): Promise<void> {
     const { kernel } = this
     const { program, targets } = await this.prepareAll(await this.read())
+    for (const { plugin, config } of targets.values()) await plugin.preflight?.(config as never)
     kernel.settings = program.settings
     kernel.provide('kernel', this.#control())
     for (const [name, { make }] of this.#direct) kernel.provide(name as ServiceName, make())

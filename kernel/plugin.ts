@@ -227,6 +227,7 @@ export interface Plugin {
   readonly config: Schema<unknown> | undefined
   readonly exclusive: boolean
   readonly essential: boolean
+  readonly preflight: ((config: never) => Awaitable<void>) | undefined
   readonly requires: Readonly<Record<string, string>>
   readonly versions: Readonly<Record<string, string>>
   // The kernel calls it with the context its manifest promises and a config its schema has checked.
@@ -256,6 +257,11 @@ export interface Manifest<
   readonly versions?: { readonly [K in P[number]]?: string }
   /** A program is not worth running without it: when it cannot start together with the kernel, the kernel stops. */
   readonly essential?: boolean
+  /**
+   * Looks whether the world lets it run, and changes nothing: called before anything of a program is started. What it
+   * throws ends the start.
+   */
+  preflight?(config: C): Awaitable<void>
   apply(ctx: Context<I, O, P, C>, config: C): Awaitable<void>
 }
 
@@ -267,6 +273,7 @@ const keys = [
   'config',
   'exclusive',
   'essential',
+  'preflight',
   'requires',
   'versions',
   'apply'
@@ -291,6 +298,7 @@ export function definePlugin<
     config: manifest.config as Schema<unknown> | undefined,
     exclusive: manifest.exclusive ?? false,
     essential: manifest.essential ?? false,
+    preflight: manifest.preflight?.bind(manifest) as Plugin['preflight'],
     requires: (manifest.requires ?? {}) as Readonly<Record<string, string>>,
     versions: (manifest.versions ?? {}) as Readonly<Record<string, string>>,
     apply: manifest.apply.bind(manifest) as Plugin['apply']

@@ -5,7 +5,7 @@ import { Cors } from './cors.ts'
 import { Dispatcher, guardsOf } from './dispatcher.ts'
 import { Front } from './front.ts'
 import { securityHeaders } from './heads.ts'
-import { openServer, type TransportChoice } from './listen.ts'
+import { assertFree, openServer, type TransportChoice } from './listen.ts'
 import { embeddedRoutes, ownRoutes } from './own-routes.ts'
 import { createRateState, type RateLimitConfig, RateLimits } from './rate-limits.ts'
 import { CompiledRoutes } from './route-checks.ts'
@@ -127,6 +127,7 @@ export default definePlugin({
   optional: ['kernel', 'workers'],
   provides: ['http'],
   config,
+  preflight: ({ listen, host, port }) => (listen && port !== 0 ? assertFree(host, port) : undefined),
   async apply(ctx, config) {
     const { host, port, transport } = config
     const proxies = new TrustedProxies(config.rate_limit.trusted_proxies)

@@ -1,3 +1,4 @@
+import { once } from 'node:events'
 import { createServer } from 'node:net'
 import { CodedError, type Logger, messageOf } from '../../kernel/index.ts'
 import { listenNode } from './node.ts'
@@ -38,16 +39,28 @@ async function findUws(choice: 'auto' | 'uws', log: Logger): Promise<LoadedUws |
   }
 }
 
+/**
+ * Looks whether the address can be had, and gives it back at once.
+ * @throws CodedError `HTTP_PORT_IN_USE`, `HTTP_LISTEN_FAILED`
+ */
+export async function assertFree(host: string, port: number): Promise<void> {
+  const probe = createServer()
+  try {
+    await once(probe.listen({ host, port, exclusive: true }), 'listening')
+  } catch (error) {
+    throw toListenError(host, port, error)
+  }
+  await new Promise((resolve) => probe.close(resolve))
+}
+
 /** uWebSockets.js does not say why it cannot listen; node does. */
 async function reasonNotToListen(host: string, port: number): Promise<CodedError> {
-  const error = await new Promise<unknown>((resolve) => {
-    const probe = createServer()
-    probe.once('error', resolve)
-    probe.listen({ host, port, exclusive: true }, () => {
-      probe.close(() => resolve(new Error('uWebSockets.js could not listen, though node could')))
-    })
-  })
-  return toListenError(host, port, error)
+  try {
+    await assertFree(host, port)
+  } catch (error) {
+    return error as CodedError
+  }
+  return toListenError(host, port, new Error('uWebSockets.js could not listen, though node could'))
 }
 
 function toListenError(host: string, port: number, cause: unknown): CodedError {

@@ -571,6 +571,26 @@ t.test('P23 a program whose parts are missing or wrong does not start, and says 
   )
 })
 
+t.test('what a plugin finds wrong with the world before the start ends it, and nothing was begun', async (t) => {
+  const begun: string[] = []
+  const plugins = {
+    first: definePlugin({ name: 'first', apply: () => void begun.push('first') }),
+    second: definePlugin({
+      name: 'second',
+      config: schemaOf<{ port: number }>({ type: 'object', properties: { port: { type: 'integer', default: 7 } } }),
+      preflight({ port }) {
+        throw new Error(`port ${port} is taken`)
+      },
+      apply: () => void begun.push('second')
+    })
+  }
+  t.equal(
+    await refusal(startFile(t, entry('a', '', 'first') + entry('b', '', 'second'), plugins)),
+    'undefined port 7 is taken'
+  )
+  t.strictSame(begun, [])
+})
+
 t.test('P23 P24 includes may include, from where they stand, and one file may be included twice', async (t) => {
   const files = {
     'b.toml': entry('b') + include('b-common', 'sub/../common.toml'),

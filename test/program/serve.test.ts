@@ -160,8 +160,10 @@ t.test('what keeps a server from starting is one clear line and exit code 1', as
     ['an unknown option', ['--prot', '1'], {}, /prot/]
   ]
   for (const [name, args, env, expected] of cases) {
-    const ended = await run(t, ['serve', ...args], { cwd: folder(t), env })
+    const cwd = folder(t)
+    const ended = await run(t, ['serve', ...args], { cwd, env })
     t.equal(ended.code, 1, name)
+    if (name === 'a port in use') t.strictSame(readdirSync(cwd), ['program.toml'], 'nothing was begun')
     const lines = ended.stderr.split('\n').filter((line) => line.startsWith('heartwood: '))
     t.equal(lines.length, 1, `${name}: one line`)
     t.match(lines[0], expected, name)
