@@ -67,16 +67,23 @@ export class CrashLoad {
     }
   }
 
-  /** Registers, refreshes, makes keys and runs metered turns until so many were acknowledged, then kills in the middle. */
+  /**
+   * Registers, refreshes, makes keys and runs metered turns until so many were acknowledged, then kills in the middle. A
+   * password takes longer to hash than all the rest, so three kills of four wait for an account of this life of the
+   * server, and fall among what is done while others are being made.
+   */
   async runAndKill(victim: Victim, requests: number): Promise<void> {
     this.#url = victim.url
     let acknowledged = 0
     let isOver = false
+    const accountsBefore = this.#accounts.length
+    const waits = this.#random() < 0.75
+    const isDue = () => acknowledged >= requests && (!waits || this.#accounts.length > accountsBefore)
     /** One after the other until it is over. @param act tells whether there was something to do */
-    const lane = async (act: () => Promise<boolean>): Promise<void> => {
+    const lane = async (act: () => Promise<boolean>, isHeld = () => false): Promise<void> => {
       try {
         while (!isOver) {
-          if (await act()) acknowledged += 1
+          if (!isHeld() && (await act())) acknowledged += 1
           else await turn()
         }
       } catch (error) {
@@ -86,8 +93,11 @@ export class CrashLoad {
         throw error
       }
     }
+    // What is quick would otherwise be done thousands of times meanwhile, and looked at again after each kill.
+    const waitsForAccount = () => acknowledged >= requests && !isDue()
     const killing = async (): Promise<void> => {
-      while (!isOver && acknowledged < requests) await turn()
+      while (!isOver && !isDue()) await turn()
+      for (const more = acknowledged + this.#random() * 20; !isOver && acknowledged < more; ) await turn()
       // In the middle of whatever is under way.
       for (let turns = this.#random() * 200; turns > 0; turns -= 1) await turn()
       await victim.kill()
@@ -97,8 +107,8 @@ export class CrashLoad {
     await Promise.all([
       ...Array.from({ length: lanes }, () => lane(() => this.#register())),
       ...Array.from({ length: lanes }, (_, at) => lane(() => this.#refreshOne(at, lanes))),
-      ...Array.from({ length: lanes }, (_, at) => lane(() => this.#makeKey(at, lanes))),
-      ...Array.from({ length: 2 * lanes }, () => lane(() => this.#converse())),
+      ...Array.from({ length: lanes }, (_, at) => lane(() => this.#makeKey(at, lanes), waitsForAccount)),
+      ...Array.from({ length: 2 * lanes }, () => lane(() => this.#converse(), waitsForAccount)),
       killing()
     ])
   }
