@@ -1,5 +1,6 @@
 import { findCollections } from './collections.ts'
 import { runProcess } from './process.ts'
+import { meaning } from './retrieval-meaning.ts'
 import { type Bench, defineBench, type Figures, type Side } from './runner.ts'
 
 const figures = {
@@ -64,6 +65,8 @@ const chunks: Bench = defineBench({
 
 /** None where `HEARTWOOD_TEST_DATA` names no folder with the collections. */
 const benches: readonly Bench[] =
-  findCollections() === undefined ? [] : [bench('scifact', 0.685), bench('xquad-en', undefined), chunks]
+  findCollections() === undefined
+    ? []
+    : [bench('scifact', 0.685), bench('xquad-en', undefined), chunks, meaning('scifact'), meaning('xquad-en')]
 
 export default benches

@@ -162,10 +162,17 @@ interface SegmentEntry {
 
 /** A segment's chunks made ready for searches. */
 interface OpenSegment {
+  /** Names it in the cache: its index and id would make long keys. */
+  readonly number: number
   readonly lengths: Float64Array
   readonly ordinals: Float64Array
   readonly firstTerms: readonly string[]
   readonly wordBlocks: number
+}
+
+interface VersionedHead {
+  readonly head: Head
+  readonly version: number
 }
 
 interface SearchedSegment extends OpenSegment {
@@ -186,11 +193,14 @@ export const mostVariants = 16
 /** Words of a query that are looked up; a longer query is a text, and its first words tell what it is about. */
 export const maxQueryWords = 256
 
+const noHead: Head = { next: 0, segments: [] }
 const nothing: Postings = { chunks: new Uint32Array(0), counts: new Uint32Array(0) }
 
 export function createTextIndex(store: Store, options: TextIndexOptions): TextIndex {
   const { analyser, k1 = 1.2, b = 0.75, clock = () => performance.now() } = options
-  const cache = createCache<OpenSegment | TermBlock | WordBlock | Postings | Uint8Array>(options.cacheBytes)
+  const cache = createCache<readonly SearchedSegment[] | OpenSegment | TermBlock | WordBlock | Postings | Uint8Array>(
+    options.cacheBytes
+  )
   const segments = createSegments(store, {
     collection,
     looseCollection: 'rag-loose',
@@ -200,6 +210,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
   })
   const { breather } = segments
   let spare = new Float64Array(0)
+  let opened = 0
 
   const readHead = async (reader: Reader, index: string): Promise<Head> =>
     (await reader.get<Head>(collection, [index, headKey]))?.value ?? { next: 0, segments: [] }
@@ -213,6 +224,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     if (cached !== undefined) return cached as OpenSegment
     const part = await readPart<ChunksPart>(index, id, 'chunks', 0)
     const open: OpenSegment = {
+      number: (opened += 1),
       lengths: fromBase64(part.lengths, false),
       ordinals: fromBase64(part.ordinals, true).map((distance) => first + distance),
       firstTerms: part.firstTerms,
@@ -259,7 +271,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
 
   /** At hand when it was asked for before, which is worth a walk without promises. */
   const postingsOf = (index: string, segment: SearchedSegment, term: string): Postings | Promise<Postings> => {
-    const key = `p\0${index}\0${segment.entry.id}\0${term}`
+    const key = `${segment.number}\0${term}`
     const cached = cache.get(key)
     if (cached !== undefined) return cached as Postings
     return openPostings(index, segment, term).then(
@@ -267,30 +279,38 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     )
   }
 
-  const openAll = async (index: string, head: Head): Promise<readonly SearchedSegment[]> => {
-    const opened: SearchedSegment[] = []
+  /** Kept for as long as the head stays as it is: what it names never changes. */
+  const openAll = async (index: string, { head, version }: VersionedHead): Promise<readonly SearchedSegment[]> => {
+    const key = `a\0${index}\0${version}`
+    const cached = cache.get(key)
+    if (cached !== undefined) return cached as readonly SearchedSegment[]
+    const all: SearchedSegment[] = []
     let base = 0
     for (const entry of head.segments) {
       const open = await openSegment(index, entry)
-      opened.push({ ...open, entry, dead: await openDead(index, entry), base })
+      all.push({ ...open, entry, dead: await openDead(index, entry), base })
       base += entry.chunks
     }
-    return opened
+    return cache.set(key, all, all.length * 256 + 256) as readonly SearchedSegment[]
   }
 
-  const whileThere = <R>(index: string, work: (head: Head) => Promise<R>): Promise<R> =>
+  const whileThere = <R>(index: string, work: (head: VersionedHead) => Promise<R>): Promise<R> =>
     segments.whileThere(
-      () => readHead(store, index),
+      async () => {
+        const found = await store.get<Head>(collection, [index, headKey])
+        return { head: found?.value ?? noHead, version: found?.version ?? 0 }
+      },
       work,
       () => damaged(index)
     )
 
   const find: TextIndex['find'] = (index, plan, limit, accept) =>
-    whileThere(index, async (head) => {
+    whileThere(index, async (versioned) => {
+      const { head } = versioned
       const chunks = liveChunks(head)
       if (chunks === 0) return { hits: [], total: 0 }
       const breathe = breather()
-      const searched = await openAll(index, head)
+      const searched = await openAll(index, versioned)
       const groups = await plan({
         chunks,
         languages: languagesOf(head),
