@@ -182,7 +182,7 @@ export default definePlugin({
       'embeddings',
       createEmbeddings(encoders, cache, () => performance.now())
     )
-    const pool = { pool: 'embed', poolDefaults: { idleTimeoutMs } }
+    const pool = { pool: 'embed', poolDefaults: { idleTimeoutMs, maxHeapMb: 512 } }
     ctx.contribute(
       'workers.tasks',
       { ...pool, name: tasks.energetic, module: new URL('./tasks/embed-energetic.js', import.meta.url).href },
