@@ -182,7 +182,7 @@ export default definePlugin({
       'embeddings',
       createEmbeddings(encoders, cache, () => performance.now())
     )
-    const pool = { pool: 'embed', poolDefaults: { idleTimeoutMs, maxHeapMb: 512 } }
+    const pool = { pool: 'embed', poolDefaults: { idleTimeoutMs } }
     ctx.contribute(
       'workers.tasks',
       { ...pool, name: tasks.energetic, module: new URL('./tasks/embed-energetic.js', import.meta.url).href },

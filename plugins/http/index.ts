@@ -216,7 +216,6 @@ export default definePlugin({
     ctx.contribute('workers.tasks', {
       name: 'http/parse-json',
       pool: 'bodies',
-      poolDefaults: { maxHeapMb: 512 },
       module: new URL('./tasks/parse-json.js', import.meta.url).href
     })
     ctx.contribute('http.routes', ...own)

@@ -133,11 +133,10 @@ export default definePlugin({
         if (!ctx.signal.aborted) rag.resume().catch((error: unknown) => ctx.log.error('jobs of rag failed', { error }))
       }
     })
-    const pool = { pool: 'rag', poolDefaults: { maxHeapMb: 512 } }
     ctx.contribute(
       'workers.tasks',
-      { ...pool, name: 'rag/cut', module: new URL('./tasks/cut.js', import.meta.url).href },
-      { ...pool, name: 'rag/analyse', module: new URL('./tasks/analyse.js', import.meta.url).href },
+      { name: 'rag/cut', pool: 'rag', module: new URL('./tasks/cut.js', import.meta.url).href },
+      { name: 'rag/analyse', pool: 'rag', module: new URL('./tasks/analyse.js', import.meta.url).href },
       graphTask
     )
     ctx.provide('rag', rag)

@@ -25,7 +25,7 @@ const config = schemaOf<Config>({
             minimum: 0,
             description: 'Life of a thread without work; default 30,000'
           },
-          max_heap_mb: { type: 'integer', minimum: 16, description: 'JavaScript heap of one thread; default 128' }
+          max_heap_mb: { type: 'integer', minimum: 16, description: 'JavaScript heap of one thread; default 512' }
         }
       }
     }
@@ -40,8 +40,7 @@ const defaults = (): PoolSettings => ({
   max_threads: Math.min(3, availableParallelism()),
   max_queue: 64,
   idle_timeout_ms: 30_000,
-  // A task that fills it is out within a second or two: what fills half a gigabyte collects garbage for five before.
-  max_heap_mb: 128
+  max_heap_mb: 512
 })
 
 export default definePlugin({

@@ -31,14 +31,8 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
   let config: Config = { pools: {} }
 
   const settingsOf = (name: string): PoolSettings => {
-    const { idleTimeoutMs, maxHeapMb } =
-      [...tasks.values()].find(({ item }) => item.pool === name)?.item.poolDefaults ?? {}
-    return {
-      ...defaults,
-      ...(idleTimeoutMs === undefined ? {} : { idle_timeout_ms: idleTimeoutMs }),
-      ...(maxHeapMb === undefined ? {} : { max_heap_mb: maxHeapMb }),
-      ...config.pools[name]
-    }
+    const wished = [...tasks.values()].find(({ item }) => item.pool === name)?.item.poolDefaults?.idleTimeoutMs
+    return { ...defaults, ...(wished === undefined ? {} : { idle_timeout_ms: wished }), ...config.pools[name] }
   }
 
   function poolOf(name: string): Pool {

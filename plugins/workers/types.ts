@@ -17,7 +17,7 @@ export interface WorkerTask {
    */
   readonly isUnstoppable?: boolean
   /** What its pool has where the program says nothing, such as for threads that hold much. The first task of a pool decides. */
-  readonly poolDefaults?: { readonly idleTimeoutMs?: number; readonly maxHeapMb?: number }
+  readonly poolDefaults?: { readonly idleTimeoutMs?: number }
 }
 
 /** What a task module returns: failures are data, since an Error loses its code between threads. */

@@ -103,19 +103,6 @@ t.test('a module that cannot be loaded fails its task alone', async (t) => {
   t.equal(await house.services('workers').run('fixture/work', { do: 'answer', value: 1 }), 1)
 })
 
-t.test('the heap of a thread is what the program says, or else what its task wishes, or else small', async (t) => {
-  for (const [wished, said, expected] of [
-    [undefined, undefined, 128],
-    [300, undefined, 300],
-    [300, 64, 64]
-  ] as const) {
-    const task = wished === undefined ? work : { ...work, poolDefaults: { maxHeapMb: wished } }
-    const config = { pools: { fixture: said === undefined ? {} : { max_heap_mb: said } } }
-    const house = await startHouse(t, [{ plugin: workers, config }, { plugin: contributor('tasks', task) }], bare)
-    t.match(await house.services('workers').run('fixture/work', { do: 'limits' }), { maxOldGenerationSizeMb: expected })
-  }
-})
-
 t.test('input and output that cannot be copied are refused with a code, and the pool goes on', async (t) => {
   const house = await startPool(t)
   const of = (side: string) => ({ code: 'WORKERS_UNCLONABLE', detail: { side } })
