@@ -20,11 +20,21 @@ export default async function runTask({ module, input }: Assignment): Promise<Ta
     return failure('WORKERS_FAILED', error)
   }
   try {
-    structuredClone(result)
+    assertClonable(result)
   } catch (error) {
     return { ...failure('WORKERS_UNCLONABLE', error), detail: { side: 'output' } }
   }
   return result
+}
+
+/** Writes it for another thread and lets nobody read it: a copy in this heap, twice the size, may be the end of the process. */
+function assertClonable(value: unknown): void {
+  const { port1 } = new MessageChannel()
+  try {
+    port1.postMessage(value)
+  } finally {
+    port1.close()
+  }
 }
 
 function failure(code: string, error: unknown): TaskResult<never> & { readonly ok: false } {
