@@ -35,10 +35,12 @@ t.test('lines of a log that is a file', async (t) => {
 
   t.test('are written when the process ends', async (t) => {
     const before = process.listeners('exit')
-    const { log, text } = fileLog(t)
+    const { log, lines, text } = fileLog(t)
     log.info('the last one')
     for (const listener of process.listeners('exit').filter((each) => !before.includes(each))) listener(0)
     t.match(text(), /"the last one"/)
+    // This process goes on, and what it writes by itself is not to meet the next test.
+    await lines.settled(10_000)
   })
 
   t.test('leave no listener behind', async (t) => {
