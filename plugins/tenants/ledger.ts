@@ -434,7 +434,8 @@ export function createLedger(
     if (isLimited(tenant.limits)) {
       const { requestsPerMonth, requestsPerDay } = tenant.limits
       const left = Math.min(leftOf(requestsPerMonth, inMonth.count, 0), leftOf(requestsPerDay, inDay.count, 0))
-      const ahead = Math.min(maxAhead, 2 * demand, Math.floor((left - asking.length) * aheadShare))
+      const most = closing ? 0 : maxAhead
+      const ahead = Math.min(most, 2 * demand, Math.floor((left - asking.length) * aheadShare))
       granted = Math.max(0, Math.min(asking.length + Math.max(0, ahead) - account.places, left))
       if (granted > 0) {
         for (const row of [inMonth, inDay]) row.count = { ...row.count, reserved: usedUp(row.count) + granted }

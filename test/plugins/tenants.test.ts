@@ -607,6 +607,17 @@ t.test('the limit is exact', async (t) => {
   })
 })
 
+t.test('a server that stops in order reserves nothing ahead with its last write', async (t) => {
+  const engine = await openEngine(t.testdir())
+  t.teardown(() => engine.close())
+  const store = createStore(engine)
+  const { tenants } = createOver(store)
+  const { id } = await tenants.create({ name: 'n', tier: 'free' }, actor)
+  for (let calls = 0; calls < 5; calls += 1) await attempt(tenants, id)
+  await tenants.close()
+  t.match(await createOver(store).tenants.standing(id), { left: { requestsInDay: 45, requestsInMonth: 995 } })
+})
+
 t.test('a restart in the middle lets nobody in twice', async (t) => {
   const folder = t.testdir()
   const first = await openEngine(folder)
