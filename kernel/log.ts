@@ -83,6 +83,8 @@ export function createLineWriter(fd: number): LineWriter {
   let waiting = ''
   let writing: Buffer | undefined
   let lost = 0
+  /** How many lost lines the write that is under way tells of. */
+  let telling = 0
   let timer: NodeJS.Timeout | undefined
   const settling = new Set<() => void>()
 
@@ -93,6 +95,7 @@ export function createLineWriter(fd: number): LineWriter {
     process.off('exit', finish)
     writing = Buffer.from(waiting + lossLine(lost))
     waiting = ''
+    telling = lost
     lost = 0
     step(writing)
   }
@@ -101,7 +104,8 @@ export function createLineWriter(fd: number): LineWriter {
     write(fd, bytes, (error, written) => {
       if (error?.code === 'EAGAIN') return void setTimeout(step, gatherMs, bytes)
       if (error === null && written < bytes.length) return step(bytes.subarray(written))
-      if (error !== null) lost += countLines(bytes)
+      // The line that tells is one of those counted, and stands for what it tells of.
+      if (error !== null) lost += countLines(bytes) + Math.max(telling - 1, 0)
       writing = undefined
       if (waiting !== '') return begin()
       for (const settle of settling) settle()

@@ -1,6 +1,6 @@
-import { spawn } from 'node:child_process'
+import { execFileSync, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { closeSync, openSync, readFileSync } from 'node:fs'
+import { closeSync, constants, openSync, readFileSync, readSync } from 'node:fs'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import t from 'tap'
@@ -95,6 +95,32 @@ t.test('a file that takes no line, as on a full disk, does no harm', async (t) =
   t.equal(await lines.settled(10_000), true)
   log.error('two')
   t.equal(await lines.settled(10_000), true)
+})
+
+t.test('lines that nobody read are told of once somebody reads, however often the telling failed too', async (t) => {
+  const path = join(t.testdir(), 'pipe')
+  execFileSync('mkfifo', [path])
+  const first = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
+  const fd = openSync(path, constants.O_WRONLY)
+  t.teardown(() => closeSync(fd))
+  const lines = createLineWriter(fd)
+  const log = createJsonLogger({ write: lines.write })
+  closeSync(first)
+  for (const message of ['one', 'two', 'three']) {
+    log.error(message)
+    t.equal(await lines.settled(10_000), true)
+  }
+  const reader = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK)
+  t.teardown(() => closeSync(reader))
+  log.error('four')
+  t.equal(await lines.settled(10_000), true)
+  const bytes = Buffer.alloc(4_096)
+  const told = bytes
+    .toString('utf8', 0, readSync(reader, bytes))
+    .trimEnd()
+    .split('\n')
+    .map((line) => JSON.parse(line))
+  t.match(told, [{ message: 'four' }, { level: 'warn', lines: 3 }])
 })
 
 t.test('a field that is an error or a bigint is written in full, alone or among others', async (t) => {
