@@ -52,8 +52,9 @@ export function parseCron(text: string): Cron {
       `'${text}' has ${parts.length} fields; it takes second, minute, hour, day of the month, month, day of the week and, if wanted, year`
     )
   }
-  const sets = fields.map((field, at) => parseField(parts[at] ?? '*', field))
-  const [seconds, minutes, hours, days, months, weekdays, years] = sets as [Set, Set, Set, Set, Set, Set, Set]
+  const values = (at: number): Values => parseField(parts[at] ?? '*', fields[at] as Field)
+  const [seconds, minutes, hours] = [values(0), values(1), values(2)]
+  const [days, months, weekdays, years] = [values(3), values(4), values(5), values(6)]
   const secondsOfDay = (from: number): number | undefined => {
     for (const hour of hours) {
       if ((hour + 1) * 3_600 <= from) continue
@@ -65,7 +66,7 @@ export function parseCron(text: string): Cron {
     }
     return undefined
   }
-  const cron: Cron = {
+  return {
     next(afterMs) {
       const first = Math.floor(afterMs / 1_000) + 1
       let from = first % daySeconds
@@ -81,13 +82,12 @@ export function parseCron(text: string): Cron {
       }
     }
   }
-  return cron
 }
 
 /** In order. */
-type Set = ReadonlySet<number>
+type Values = ReadonlySet<number>
 
-function parseField(text: string, field: Field): Set {
+function parseField(text: string, field: Field): Values {
   const found: number[] = []
   for (const part of text.split(',')) {
     const [range = '', step, more] = part.split('/')
@@ -100,7 +100,7 @@ function parseField(text: string, field: Field): Set {
     if (from === undefined || end === undefined || rest !== undefined || end < from) throw wrong(part, field)
     for (let value = from; value <= end; value += by) found.push(value)
   }
-  return new globalThis.Set(found.sort((a, b) => a - b))
+  return new Set(found.sort((a, b) => a - b))
 }
 
 function toValue(text: string, field: Field): number {

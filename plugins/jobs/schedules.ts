@@ -33,8 +33,8 @@ export interface Schedules {
 
 /** So much of what was missed (a restart, a machine that slept) is made up for. */
 export const catchUpMs = 60_000
-/** Longest delay a timer takes. */
-const maxDelayMs = 2_147_483_647
+/** A timer does not see that the clock was set or the machine slept: so often is looked, in time to make up for it. */
+const lookMs = catchUpMs / 2
 
 /**
  * Makes a job of each time a schedule names. Nothing is kept of what was done: the job's request id, `<name>@<time>`,
@@ -51,7 +51,8 @@ export function createSchedules(options: SchedulesOptions): Schedules {
     cancelTimer()
     if (ended || all.length === 0 || !isActive()) return
     const nowMs = clock.now()
-    const sinceMs = Math.max(doneMs, nowMs - catchUpMs)
+    // A clock that was set back comes again by times of which jobs are there already, and are found by their ids.
+    const sinceMs = doneMs > nowMs ? nowMs - lookMs : Math.max(doneMs, nowMs - catchUpMs)
     let nextMs = Number.POSITIVE_INFINITY
     for (const { schedule, cron } of all) {
       let atMs = cron.next(sinceMs)
@@ -60,7 +61,7 @@ export function createSchedules(options: SchedulesOptions): Schedules {
     }
     doneMs = nowMs
     if (nextMs === Number.POSITIVE_INFINITY) return
-    cancelTimer = clock.after(Math.min(nextMs - nowMs, maxDelayMs), wake)
+    cancelTimer = clock.after(Math.min(nextMs - nowMs, lookMs), wake)
   }
 
   async function begin({ name, tool, arguments: input, permissions }: Schedule, atMs: number): Promise<void> {

@@ -1,7 +1,7 @@
 /** A clock that stands still until the test moves it. Timers fire in the order of their times, within {@link set}. */
 export class ManualClock {
   #nowMs: number
-  readonly #timers = new Set<{ readonly atMs: number; readonly callback: () => void }>()
+  readonly #timers = new Set<{ atMs: number; readonly callback: () => void }>()
 
   constructor(nowMs = Date.parse('2027-01-15T12:00:00Z')) {
     this.#nowMs = nowMs
@@ -26,6 +26,12 @@ export class ManualClock {
 
   advance(ms: number): void {
     this.set(this.#nowMs + ms)
+  }
+
+  /** The clock is set to another time, forth or back, while none passes: whoever waits goes on waiting as long. */
+  jump(ms: number): void {
+    this.#nowMs += ms
+    for (const timer of this.#timers) timer.atMs += ms
   }
 
   set(nowMs: number): void {

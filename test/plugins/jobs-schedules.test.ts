@@ -138,6 +138,24 @@ t.test('no time is used twice: not by another generation, and not by another pro
   t.equal(first.world.count('count') + next.world.count('count'), 3)
 })
 
+t.test('a clock that jumps', async (t) => {
+  t.test('forth, as after a sleep of the machine, passes no time of a schedule', async (t) => {
+    const evening = { ...everyMinute, cron: '0 0 18 * * *' }
+    const { succeeded, clock } = await startSchedules(t, { schedules: [evening] })
+    clock.jump(6 * 3_600_000 - 10_000)
+    clock.advance(30_000)
+    t.strictSame(ids(await succeeded(1)), ['tick@2027-01-15T18:00:00.000Z'])
+  })
+
+  t.test('back keeps no schedule from going on', async (t) => {
+    const { succeeded, clock } = await startSchedules(t, { schedules: [everyMinute] })
+    await succeeded(1)
+    clock.jump(-3_600_000)
+    for (const _ of [1, 2, 3, 4]) clock.advance(30_000)
+    t.strictSame(ids(await succeeded(3)).slice(1), ['tick@2027-01-15T11:01:00.000Z', 'tick@2027-01-15T11:02:00.000Z'])
+  })
+})
+
 t.test('who comes late makes up for one minute at most', async (t) => {
   const { succeeded, clock } = await startSchedules(t, { schedules: [{ ...everyMinute, cron: '*/20 * * * * *' }] })
   await succeeded(3)
