@@ -146,9 +146,10 @@ function toExecuteRequest(request: Request<unknown, unknown, ExecuteBody>): Exec
 }
 
 function toReply(execution: Execution): Reply {
-  const { category, text } = execution
+  const { category, text, replayed } = execution
   if (category === undefined) return { status: 200, headers: answerHeaders, text }
-  const seconds = category === 'capacity' ? execution.response.error?.retry_after : undefined
+  // What is on record does not change, however long its caller waits.
+  const seconds = category === 'capacity' && !replayed ? execution.response.error?.retry_after : undefined
   const headers = seconds === undefined ? answerHeaders : { ...answerHeaders, 'retry-after': String(seconds) }
   return { status: statuses[category], headers, text }
 }

@@ -61,8 +61,12 @@ export function isHarmless(effect: Effect): boolean {
 export function reportedFailure(error: unknown, isRepeatable: boolean): ToolFailure | undefined {
   if (!isCoded(error)) return undefined
   if (error.code === 'WORKERS_BUSY') {
-    const more = isRepeatable ? { retryable: true, retry_after: 1 } : {}
-    return failureOf(error.code, 'capacity', 'too much work is waiting already', more)
+    const seconds = error.detail?.['retryAfterSeconds']
+    const retry_after = typeof seconds === 'number' ? seconds : 1
+    return failureOf(error.code, 'capacity', 'too much work is waiting already', {
+      retryable: isRepeatable,
+      retry_after
+    })
   }
   if (!isToolErrorDetail(error.detail)) return undefined
   const { category, ...more } = error.detail

@@ -1,10 +1,10 @@
 import { createHash } from 'node:crypto'
 import { request as httpRequest } from 'node:http'
 import t from 'tap'
-import { definePlugin } from '../../kernel/index.ts'
+import { CodedError, definePlugin } from '../../kernel/index.ts'
 import carmy from '../../plugins/carmy/index.ts'
 import http from '../../plugins/http/index.ts'
-import type { ExecutionResponse } from '../../plugins/tools/types.ts'
+import type { ExecutionResponse, Tool } from '../../plugins/tools/types.ts'
 import tools from '../../plugins/tools/index.ts'
 import { fixtureTools, toolOf, toolsPlugin, trustingGuard, World } from '../fixtures/carmy-tools.ts'
 import { type HouseOptions, startHouse } from '../harness.ts'
@@ -691,6 +691,31 @@ for (const transport of ['node', 'uws']) {
       t.equal(third.headers.get('retry-after'), String(seconds))
       t.strictSame(names((await stream('peek')).events), ['execution.started', 'execution.completed'])
       t.equal((await run('peek', {}, null, { 'x-as': 'bob' })).status, 200)
+    })
+
+    t.test('a full pool of threads says when to come back, also where the tool may have had effects', async (t) => {
+      const busy = ({ name, effect }: Pick<Tool, 'name' | 'effect'>) =>
+        toolOf({
+          name,
+          effect,
+          run() {
+            throw new CodedError('WORKERS_BUSY', 'all threads', { detail: { pool: 'p', retryAfterSeconds: 7 } })
+          }
+        })
+      const both = [busy({ name: 'look', effect: 'read' }), busy({ name: 'act', effect: 'write' })]
+      const { run } = await startCarmy(t, { transport, plugins: [{ plugin: toolsPlugin(() => both, 'busy') }] })
+      for (const [tool, retryable] of [
+        ['look', true],
+        ['act', false]
+      ] as const) {
+        const answer = await run(tool, {}, `busy ${tool}`)
+        const error = { code: 'WORKERS_BUSY', category: 'capacity', retryable, retry_after: 7 }
+        t.match(answer, { status: 503, body: { error } }, tool)
+        t.equal(answer.headers.get('retry-after'), '7', tool)
+      }
+      const again = await run('act', {}, 'busy act')
+      t.match(again, { status: 503, body: { error: { retryable: false } } })
+      t.notOk(again.headers.has('retry-after'), 'a recorded answer stays as it is')
     })
 
     t.test('case 123: a call is one line in the log, without its arguments', async (t) => {
