@@ -1,7 +1,7 @@
 import { setFlagsFromString } from 'node:v8'
 import { type Context, createContext, Script } from 'node:vm'
 
-/** A text that long is matched within milliseconds, whatever the pattern, by an engine that does not go back. */
+/** A text that long is matched within milliseconds by an engine that does not go back: nobody has to watch it. */
 const maxShortChars = 1_000
 /** What one check may spend on patterns that could take for ever, in milliseconds. */
 const defaultMaxSpentMs = 250
@@ -34,12 +34,12 @@ export function createPatterns(maxSpentMs = defaultMaxSpentMs): Patterns {
   let box: { readonly context: Context; readonly script: Script } | undefined
 
   /** Stopped from outside when its time is over, which costs a thread. */
-  function testInTime(exact: RegExp, text: string): boolean {
+  function testInTime(pattern: RegExp, text: string): boolean {
     const startedMs = performance.now()
     const timeout = Math.floor(maxSpentMs - spentMs)
     if (timeout < 1) throw new PatternTimeout()
     box ??= { context: createContext(Object.create(null) as Context), script: new Script('test()') }
-    box.context['test'] = () => exact.test(text)
+    box.context['test'] = () => pattern.test(text)
     try {
       return box.script.runInContext(box.context, { timeout }) as boolean
     } catch (error) {
@@ -56,10 +56,10 @@ export function createPatterns(maxSpentMs = defaultMaxSpentMs): Patterns {
       if (isSimple(pattern)) return exact
       const linear = toLinear(pattern)
       return {
-        test: (text) =>
-          linear !== undefined && text.length <= maxShortChars && !/[\ud800-\udfff]/.test(text)
-            ? linear.test(text)
-            : testInTime(exact, text),
+        test(text) {
+          const best = linear !== undefined && !/[\ud800-\udfff]/.test(text) ? linear : exact
+          return best !== exact && text.length <= maxShortChars ? best.test(text) : testInTime(best, text)
+        },
         toString: () => exact.toString()
       }
     },

@@ -28,6 +28,15 @@ t.test('a pattern that goes back for ever ends in time, on short texts and long 
   }
 })
 
+t.test('a long text is told, not given up, where the engine that does not go back can', async (t) => {
+  const patterns = createPatterns(5_000)
+  for (const pattern of ['^(a+)+$', '^(a|a)*$', '(a+)+$']) {
+    patterns.begin()
+    t.notOk(patterns.compile(pattern).test(`${'a'.repeat(4_000)}!`), pattern)
+    t.ok(patterns.compile(pattern).test('a'.repeat(4_000)), pattern)
+  }
+})
+
 t.test('many texts of one value share the time there is', async (t) => {
   const check = compileSchema({ type: 'array', items: { type: 'string', pattern: '^(?=(a+)+$)b' } })
   const texts = Array.from({ length: 1_000 }, () => `${'a'.repeat(25)}!`)
