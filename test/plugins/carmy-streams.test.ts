@@ -1,3 +1,4 @@
+import { type ErrorEvent, EventSource } from 'eventsource'
 import { createParser } from 'eventsource-parser'
 import t, { type Test } from 'tap'
 import { definePlugin } from '../../kernel/index.ts'
@@ -40,8 +41,8 @@ const everything = texts.join('|')
 
 const wellFormed = (text: string): string => text.replaceAll(/\p{Surrogate}/gu, '\ufffd')
 
-/** What eventsource-parser, on which `eventsource` and many clients stand, makes of pieces, each fed when it comes. */
-function readByLibrary(pieces: readonly Uint8Array[]): ReadEvent[] {
+/** What eventsource-parser, on which many clients stand, makes of pieces, each fed when it comes. */
+function readByParser(pieces: readonly Uint8Array[]): ReadEvent[] {
   const events: ReadEvent[] = []
   const decoder = new TextDecoder()
   const parser = createParser({
@@ -62,7 +63,75 @@ function readByTheBook(pieces: readonly Uint8Array[]): ReadEvent[] {
   return reader.events
 }
 
-const readers = { 'eventsource-parser': readByLibrary, 'the strict one': readByTheBook }
+/** The client that browsers have, in Node: it gets an answer whose body comes in the pieces, each in a read of its own. */
+class RecordingEventSource extends EventSource {
+  /** All that were dispatched, also those of names for which nobody would listen. */
+  readonly events: ReadEvent[] = []
+  /** Resolves when the body has ended, which to this client is an error. */
+  readonly ended: Promise<ErrorEvent>
+  #end: (error: ErrorEvent) => void = () => {}
+
+  constructor(pieces: readonly Uint8Array[]) {
+    super('http://127.0.0.1/stream', {
+      fetch: async () => {
+        let at = 0
+        const body = new ReadableStream<Uint8Array>({
+          pull(controller) {
+            while (pieces[at]?.length === 0) at += 1
+            const piece = pieces[at]
+            at += 1
+            if (piece === undefined) controller.close()
+            else controller.enqueue(piece)
+          }
+        })
+        return new Response(body, { headers: { 'content-type': 'text/event-stream' } })
+      }
+    })
+    this.ended = new Promise((resolve) => {
+      this.#end = resolve
+    })
+  }
+
+  override dispatchEvent(event: Event): boolean {
+    if (event instanceof MessageEvent) {
+      this.events.push({ event: event.type, data: event.data as string, id: event.lastEventId })
+    } else if (event.type === 'error') {
+      // It comes back later of its own accord, with a timer that it sets once it has told of the end.
+      queueMicrotask(() => {
+        this.close()
+        this.#end(event as ErrorEvent)
+      })
+    }
+    return super.dispatchEvent(event)
+  }
+}
+
+/** What eventsource makes of them. */
+async function readByEventSource(pieces: readonly Uint8Array[]): Promise<ReadEvent[]> {
+  const source = new RecordingEventSource(pieces)
+  const { message } = await source.ended
+  if (message !== undefined) throw new Error(message)
+  return source.events
+}
+
+const readers = {
+  'eventsource-parser': { read: readByParser, isCheap: true },
+  'the strict one': { read: readByTheBook, isCheap: true },
+  eventsource: { read: readByEventSource, isCheap: false }
+}
+
+const isWhole = process.env['HEARTWOOD_TEST_WHOLE'] !== undefined
+
+/**
+ * Every place at which the bytes can be cut. To a reader that is dear, unless the whole is asked for, only those around
+ * the end of a line and within a character, where a reader could go wrong, and one in seven of the others.
+ */
+function* placesIn(bytes: Uint8Array, isCheap: boolean): Generator<number> {
+  const isTold = (byte: number | undefined) => byte === undefined || byte <= 0x0d || byte >= 0x80
+  for (let at = 0; at <= bytes.length; at += 1) {
+    if (isCheap || isWhole || at % 7 === 0 || isTold(bytes[at - 1]) || isTold(bytes[at])) yield at
+  }
+}
 
 const isSame = (some: readonly ReadEvent[], others: readonly ReadEvent[]): boolean =>
   some.length === others.length &&
@@ -72,14 +141,14 @@ const isSame = (some: readonly ReadEvent[], others: readonly ReadEvent[]): boole
   })
 
 /** @returns every place at which one of the readers, given the bytes in two pieces, reads something else than `events` */
-function differences(bytes: Uint8Array, events: readonly ReadEvent[]): string[] {
+async function differences(bytes: Uint8Array, events: readonly ReadEvent[]): Promise<string[]> {
   const found: string[] = []
-  for (const [name, read] of Object.entries(readers)) {
-    for (let at = 0; at <= bytes.length; at += 1) {
-      if (!isSame(read([bytes.subarray(0, at), bytes.subarray(at)]), events)) found.push(`${name} at ${at}`)
+  for (const [name, { read, isCheap }] of Object.entries(readers)) {
+    for (const at of placesIn(bytes, isCheap)) {
+      if (!isSame(await read([bytes.subarray(0, at), bytes.subarray(at)]), events)) found.push(`${name} at ${at}`)
     }
     const single = Array.from(bytes, (_byte, at) => bytes.subarray(at, at + 1))
-    if (!isSame(read(single), events)) found.push(`${name}, byte by byte`)
+    if (!isSame(await read(single), events)) found.push(`${name}, byte by byte`)
   }
   return found
 }
@@ -102,7 +171,7 @@ t.test('the readers read the examples of the standard', async (t) => {
   for (const [text, events] of examples) {
     for (const lineEnd of ['\n', '\r\n']) {
       const bytes = Buffer.from(text.replaceAll('\n', lineEnd))
-      t.strictSame(differences(bytes, events), [], JSON.stringify(text))
+      t.strictSame(await differences(bytes, events), [], JSON.stringify(text))
     }
     t.strictSame(readByTheBook([Buffer.from(text.replaceAll('\n', '\r'))]), events)
   }
@@ -201,10 +270,10 @@ for (const transport of ['node', 'uws']) {
     const house = await startStreams(t, transport)
     const { post, base, model, said, embedding, kernel } = house
 
-    /** Holds the bytes against both readers. @returns what they read */
-    function read(t: Test, bytes: Uint8Array): ReadEvent[] {
+    /** Holds the bytes against all readers. @returns what they read */
+    async function read(t: Test, bytes: Uint8Array): Promise<ReadEvent[]> {
       const events = readByTheBook([bytes])
-      t.strictSame(differences(bytes, events), [], `${bytes.length} bytes`)
+      t.strictSame(await differences(bytes, events), [], `${bytes.length} bytes`)
       t.ok(
         [0x0d, 0x00].every((byte) => !bytes.includes(byte)),
         'neither CR nor NUL is on the wire'
@@ -214,7 +283,7 @@ for (const transport of ['node', 'uws']) {
 
     t.test('of carmy: progress, output, a replay, and failures', async (t) => {
       const call = { tool: 'say', request_id: wellFormed(texts.slice(0, 8).join('')) }
-      const events = read(t, await bytesOf(post('/agent/execute', call)))
+      const events = await read(t, await bytesOf(post('/agent/execute', call)))
       const progress = texts.map(() => 'tool.progress')
       const frame = ['execution.started', 'tool.started', ...progress, 'tool.completed', 'execution.completed']
       t.strictSame(namesOf(events), frame)
@@ -224,10 +293,10 @@ for (const transport of ['node', 'uws']) {
         texts.map((text) => [text, { [text]: text }])
       )
       t.strictSame(data.at(-1)?.['data'], said())
-      const replay = read(t, await bytesOf(post('/agent/execute', call)))
+      const replay = await read(t, await bytesOf(post('/agent/execute', call)))
       t.strictSame(dataOf(replay).at(-1), { ...data.at(-1), replayed: true })
       for (const tool of ['fail', everything]) {
-        const failed = read(t, await bytesOf(post('/agent/execute', { tool })))
+        const failed = await read(t, await bytesOf(post('/agent/execute', { tool })))
         t.equal(dataOf(failed)[0]?.['tool'], tool)
         t.match(dataOf(failed).at(-1), { status: 'failed' })
       }
@@ -237,11 +306,11 @@ for (const transport of ['node', 'uws']) {
       const turn = { message: everything, agent_type: 'product', context_id: 'c' }
       const steps = texts.map((text) => ({ write: delta(text) }))
       model.enqueue({ steps: [...steps, end] }, { steps: [...steps, { cut: true }] })
-      const events = dataOf(read(t, await bytesOf(post('/api/chat/stream', turn))))
+      const events = dataOf(await read(t, await bytesOf(post('/api/chat/stream', turn))))
       const text = events.map(({ event, content }) => (event === 'token' ? content : '')).join('')
       t.equal(text, wellFormed(texts.join('')))
       t.match(events.at(-1), { event: 'done' })
-      t.match(dataOf(read(t, await bytesOf(post('/api/chat/stream', turn)))).at(-1), { event: 'error' })
+      t.match(dataOf(await read(t, await bytesOf(post('/api/chat/stream', turn)))).at(-1), { event: 'error' })
     })
 
     t.test('of documents: how far one is, and an error', async (t) => {
@@ -251,7 +320,7 @@ for (const transport of ['node', 'uws']) {
         const content = Array.from({ length: 60 }, (_, at) => `${word} ${at} ${everything}`).join('\n\n')
         return post('/api/rag/ingest', { collection, content, title: everything, tags: texts })
       }
-      const events = read(t, await bytesOf(ingest('first')))
+      const events = await read(t, await bytesOf(ingest('first')))
       // Of the reports that nobody has read yet only the newest is sent.
       t.strictSame(
         [...new Set(namesOf(events))].filter((name) => name !== 'progress'),
@@ -259,7 +328,7 @@ for (const transport of ['node', 'uws']) {
       )
       t.equal(dataOf(events).at(-1)?.['collection'], collection)
       embedding.fails = true
-      const failed = read(t, await bytesOf(ingest('second')))
+      const failed = await read(t, await bytesOf(ingest('second')))
       t.equal(namesOf(failed).at(-1), 'error')
     })
 
@@ -290,23 +359,23 @@ for (const transport of ['node', 'uws']) {
         'io.modelcontextprotocol/clientInfo': { name: 'tests', version: '1' },
         'io.modelcontextprotocol/clientCapabilities': {}
       }
-      isRight(t, dataOf(read(t, await bytesOf(post('/mcp', call(meta), modern)))))
+      isRight(t, dataOf(await read(t, await bytesOf(post('/mcp', call(meta), modern)))))
 
       const params = { protocolVersion: '2025-11-25', capabilities: {}, clientInfo: { name: 'tests', version: '1' } }
       const begun = await post('/mcp', { jsonrpc: '2.0', id: 1, method: 'initialize', params }, accept)
-      read(t, await bytesOf(Promise.resolve(begun)))
+      await read(t, await bytesOf(Promise.resolve(begun)))
       const session = {
         'mcp-session-id': begun.headers.get('mcp-session-id') ?? '',
         'mcp-protocol-version': '2025-11-25'
       }
-      isRight(t, dataOf(read(t, await bytesOf(post('/mcp', call({}), { ...accept, ...session })))))
+      isRight(t, dataOf(await read(t, await bytesOf(post('/mcp', call({}), { ...accept, ...session })))))
 
       const listening = await fetch(`${base}/mcp`, { headers: { accept: 'text/event-stream', ...session } })
       const told = bytesOf(Promise.resolve(listening))
       const more = toolsPlugin(() => [toolOf({ name: 'more', description: everything, run: () => 1 })], 'more')
       await kernel.begin({ id: 'more', plugin: more, config: {} })
       await fetch(`${base}/mcp`, { method: 'DELETE', headers: session })
-      const changes = dataOf(read(t, await told))
+      const changes = dataOf(await read(t, await told))
       t.match(changes, [{ method: 'notifications/tools/list_changed' }])
     })
   })
