@@ -69,10 +69,14 @@ export function createEmbeddings(
           signal?.throwIfAborted()
         }
       }
-      if (vectors.size > 0) tell(vectors.size)
+      // What was kept of a model that has had its files or its server changed may have another length by now.
+      const isUsable = (text: string): boolean => {
+        const length = vectors.get(text)?.length
+        return length !== undefined && length === (encoder.dimensions() ?? length)
+      }
+      const missing = different.filter((text) => !isUsable(text))
+      if (missing.length < different.length) tell(different.length - missing.length)
 
-      // A batch takes as long as its longest text makes it: texts of about one length go together.
-      const missing = different.filter((text) => !vectors.has(text)).sort((a, b) => a.length - b.length)
       let failed = false
       const embedBatch = async (batch: readonly string[]): Promise<void> => {
         signal?.throwIfAborted()
@@ -90,11 +94,19 @@ export function createEmbeddings(
         }
         tell(batch.length)
       }
-      const batches = batchesOf(missing, encoder.batch)
-      const work = batches.map((batch) =>
-        queue.run(() => embedBatch(batch), { urgent: kind === 'query', goesOn, signal })
-      )
-      await allOf(work)
+      const embedAll = async (some: readonly string[]): Promise<void> => {
+        // A batch takes as long as its longest text makes it: texts of about one length go together.
+        const batches = batchesOf(
+          some.toSorted((a, b) => a.length - b.length),
+          encoder.batch
+        )
+        const urgent = kind === 'query'
+        await allOf(batches.map((batch) => queue.run(() => embedBatch(batch), { urgent, goesOn, signal })))
+      }
+      await embedAll(missing)
+      // The first answer may have told the length.
+      const odd = different.filter((text) => !isUsable(text))
+      if (odd.length > 0) await embedAll(odd)
       return prepared.map((text) => vectors.get(text)!)
     }
   }

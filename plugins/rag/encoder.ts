@@ -2,6 +2,8 @@ import { CodedError } from '../../kernel/index.ts'
 import type { Embeddings } from '../embeddings/types.ts'
 import { type CollectionRecord, invalid, shorten } from './records.ts'
 
+type Space = NonNullable<CollectionRecord['vectors']>
+
 /** Which model a collection is embedded with, and its vectors. */
 export interface Encoder {
   /** There is an encoder at all. */
@@ -20,6 +22,8 @@ export interface Encoder {
   modelOf(name: string, record: CollectionRecord): string
   /** @throws CodedError `RAG_INVALID`, `RAG_DISABLED` */
   assertModel(model: string): void
+  /** Whether a model is known to give vectors of other dimensions than those that were made with it. */
+  hasChanged(space: Space): boolean
   embed(
     model: string,
     texts: readonly string[],
@@ -82,6 +86,11 @@ export function createEncoder(embeddings: Embeddings | undefined, preferred: str
     modelOf,
     assertModel,
 
+    hasChanged({ model, dimensions }) {
+      const now = embeddings?.models().find(({ name }) => name === model)?.dimensions
+      return now !== undefined && now !== dimensions
+    },
+
     async embed(model, texts, kind, signal) {
       if (embeddings === undefined) throw disabled('no encoder is there')
       // Of documents, only so many are let in; what was begun would be lost just when there is too much to do.
@@ -89,6 +98,18 @@ export function createEncoder(embeddings: Embeddings | undefined, preferred: str
       return embeddings.embed(texts, { model, kind, goesOn, ...(signal === undefined ? {} : { signal }) })
     }
   }
+}
+
+/**
+ * The files or the server behind a name may have been changed since a collection was embedded.
+ * @throws CodedError `RAG_MODEL_DIFFERS`
+ */
+export function assertDimensions(name: string, { model, dimensions }: Space, vector: Float32Array): void {
+  if (vector.length === dimensions) return
+  throw differs(
+    `collection '${name}' has vectors of ${dimensions} dimensions, and model '${model}' gives ${vector.length} by now; ` +
+      'bring the former one back, or embed the collection anew (POST /api/rag/reembed)'
+  )
 }
 
 export function disabled(message: string): CodedError {

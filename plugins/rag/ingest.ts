@@ -3,7 +3,7 @@ import type { Store, Transaction } from '../store/types.ts'
 import type { Workers } from '../workers/types.ts'
 import type { StagedSegment, TextIndex } from './bm25.ts'
 import { bestChunks, type ChunkOptions, chunkDefaults, findChunkStrategy } from './chunk.ts'
-import type { Encoder } from './encoder.ts'
+import { assertDimensions, type Encoder } from './encoder.ts'
 import { hashOf } from './fingerprint.ts'
 import {
   checkName,
@@ -236,6 +236,13 @@ async function attempt(
   const documentId = newId()
   const chunkText = (at: number) => textOf(document.content, places[at * 2], places[at * 2 + 1])
 
+  const embed = async (texts: readonly string[]): Promise<readonly Float32Array[] | undefined> => {
+    if (model === undefined) return undefined
+    const vectors = await encoder.embed(model, texts, 'document', signal)
+    if (found?.vectors !== undefined) assertDimensions(document.collection, found.vectors, vectors[0]!)
+    return vectors
+  }
+
   const prepare = async (at: number): Promise<Piece> => {
     throwIfAborted(signal)
     const texts = Array.from({ length: Math.min(pieceChunks, count - at) }, (_, step) => chunkText(at + step))
@@ -245,7 +252,7 @@ async function attempt(
       units <= smallText
         ? buildSegment(texts.map((text) => analyser.analyse(text, language)))
         : runTask<Segment>(workers, 'rag/analyse', input, { signal, goesOn: true }),
-      model === undefined ? undefined : encoder.embed(model, texts, 'document', signal)
+      embed(texts)
     ])
     return { at, texts, segment, vectors }
   }

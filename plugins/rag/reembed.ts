@@ -157,7 +157,9 @@ export function createReembedding(
         async (tx) => {
           const record = (await findCollection(tx, owner, name))?.value
           if (record === undefined) throw unknownCollection(name)
-          if (record.vectors?.model === model) throw invalid(`collection '${name}' is embedded with '${model}' already`)
+          if (record.vectors?.model === model && !encoder.hasChanged(record.vectors)) {
+            throw invalid(`collection '${name}' is embedded with '${model}' already`)
+          }
           // Another one under way ends: what it makes is of no use any more.
           if (record.next !== undefined) await vectors.drop(tx, record.next.index)
           tx.put<CollectionRecord>(kept.collections, keyOf(owner, name), {

@@ -3,7 +3,7 @@ import { isCoded } from '../../kernel/index.ts'
 import type { Reader, Store, Versioned } from '../store/types.ts'
 import type { Accept, TextIndex } from './bm25.ts'
 import { createCache } from './cache.ts'
-import type { Encoder } from './encoder.ts'
+import { assertDimensions, type Encoder } from './encoder.ts'
 import { fuse, observe, type RankedHit, trustOf } from './fusion.ts'
 import { type Correction, searchFuzzy } from './fuzzy.ts'
 import {
@@ -106,8 +106,16 @@ export function createSearcher(parts: SearchParts): Searcher {
   const { store, text, analyser, vectors, encoder, state, keep } = parts
   const filters = createCache<Accept>(cachedFilters)
 
-  const embedQuery = async (model: string, { query, signal }: CheckedRequest): Promise<Float32Array> =>
-    (await encoder.embed(model, [query.slice(0, encodedUnits)], 'query', signal))[0]!
+  const embedQuery = async (
+    name: string,
+    record: CollectionRecord,
+    { query, signal }: CheckedRequest
+  ): Promise<Float32Array> => {
+    const model = encoder.modelOf(name, record)
+    const [vector] = await encoder.embed(model, [query.slice(0, encodedUnits)], 'query', signal)
+    assertDimensions(name, record.vectors!, vector!)
+    return vector!
+  }
 
   /** Vector of the query for a search that takes what can be had; `undefined` when the encoder does not answer. */
   const tryToEmbed = async (
@@ -116,7 +124,7 @@ export function createSearcher(parts: SearchParts): Searcher {
     request: CheckedRequest
   ): Promise<Float32Array | undefined> => {
     try {
-      return await embedQuery(encoder.modelOf(name, record), request)
+      return await embedQuery(name, record, request)
     } catch (error) {
       if (isCoded(error) && /^(RAG_DISABLED|RAG_MODEL_DIFFERS|EMBEDDINGS_)/.test(error.code)) return undefined
       throw error
@@ -221,9 +229,7 @@ export function createSearcher(parts: SearchParts): Searcher {
     }
 
     const vector =
-      request.strategy === undefined
-        ? await tryToEmbed(name, record, request)
-        : await embedQuery(encoder.modelOf(name, record), request)
+      request.strategy === undefined ? await tryToEmbed(name, record, request) : await embedQuery(name, record, request)
     if (vector === undefined) return byWords()
     const { index, model } = record.vectors!
     const accept = await acceptOf(entry, request.filter)

@@ -264,6 +264,31 @@ t.test('the same text is not embedded again by the same model, also after a rest
   t.strictSame((await run('b', ['one'])).asked, ['one'], 'another model')
 })
 
+t.test('what was embedded with other dimensions is embedded again', async (t) => {
+  const house = await startHouse(t, [], { http: false })
+  const cache = createVectorCache(house.services('store'), 100, house.kernel.log)
+  await createEmbeddings([countingEncoder('a').encoder], cache, () => 0).embed(['one', 'three'])
+  await cache.settled()
+  let dimensions: number | undefined
+  const asked: string[] = []
+  const wider: Encoder = {
+    ...countingEncoder('a').encoder,
+    dimensions: () => dimensions,
+    run(texts) {
+      asked.push(...texts)
+      dimensions = 3
+      return Promise.resolve(Float32Array.from(texts.flatMap((text) => [text.length, 1, 1])))
+    }
+  }
+  const service = createEmbeddings([wider], cache, () => 0)
+  const lengths = async (texts: readonly string[]) => (await service.embed(texts)).map((vector) => vector.length)
+  t.strictSame(await lengths(['one']), [2], 'nobody knows yet')
+  t.strictSame(await lengths(['one', 'eleven']), [3, 3], 'found out beside what is new')
+  await cache.settled()
+  t.strictSame(await lengths(['three', 'one']), [3, 3])
+  t.strictSame(asked, ['eleven', 'one', 'three'])
+})
+
 t.test('the cache keeps what is asked for and stays within its limit', async (t) => {
   const house = await startHouse(t, [], { http: false })
   const store = house.services('store')

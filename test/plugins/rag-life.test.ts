@@ -353,6 +353,39 @@ t.test('a collection keeps its model, and is embedded anew beside searches', asy
   })
 })
 
+t.test('a model of other dimensions than before is told with the way out, which is open', async (t) => {
+  const dataFolder = t.testdir()
+  await t.test('before', async (t) => {
+    const user = (await startRag(t, { encoder: madeEncoder({ dimensions: 24 }), dataFolder })).user()
+    await user.ingest('a', 'The harbour master keeps the tide tables.')
+    await user.ingest('a', lines(200, 'iron'))
+  })
+  await t.test('after', async (t) => {
+    const user = (await startRag(t, { encoder: madeEncoder({ dimensions: 40 }), dataFolder })).user()
+    for (const reply of [
+      await user.ingest('a', 'The ferry leaves from the northern pier.'),
+      await user.ingest('a', lines(200, 'tin')),
+      await user.search('a', 'harbour', 'semantic'),
+      await user.search('a', 'harbour', 'hybrid')
+    ]) {
+      t.match(reply, { status: 409, body: { error: /vectors of 24 dimensions.*'made'.* 40.*reembed/ } })
+    }
+    t.match(await user.found('a', 'harbour'), { strategy: 'bm25', results: [{}] }, 'the default takes what can be had')
+    const { body } = await user.send('POST', '/reembed', { collection: 'a', embedding_model: 'made' })
+    let status: unknown
+    do {
+      await turn()
+      const job = await user.send('GET', `/jobs/${(body as { job_id: string }).job_id}`)
+      status = (job.body as { status: string }).status
+    } while (status === 'running')
+    t.equal(status, 'done')
+    t.match((await user.collections())[0], { embedding_model: 'made', dimensions: 40 })
+    t.match((await user.found('a', 'harbour', 'semantic')).results[0]!.content, /harbour/)
+    t.equal((await user.ingest('a', 'The ferry leaves from the northern pier.')).status, 200)
+    t.match(await user.send('POST', '/reembed', { collection: 'a', embedding_model: 'made' }), { status: 400 })
+  })
+})
+
 t.test('an encoder that fails fails what needs it, and nothing is half there', async (t) => {
   let fault: Error | undefined
   const encoder = madeEncoder({
