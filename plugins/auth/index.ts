@@ -111,7 +111,7 @@ export default definePlugin({
     const failures = await ctx.resource('login failures', 1, createThrottleState, () => {})
     const throttle = new LoginThrottle(config.login_throttle, failures, () => performance.now())
     ctx.contribute('http.routes', ...routes(auth, throttle))
-    ctx.contribute('workers.tasks', ...workerTasks)
+    ctx.contribute('workers.tasks', workerTasks.hash, workerTasks.verify)
     ctx.setInterval(() => auth.prune(), prunePeriodMs)
   }
 })

@@ -7,6 +7,7 @@ import { createBlocklist } from './passwords.ts'
 import type { Attempt, Verdict } from './tasks/verify-password.ts'
 import { type AnyClaims, leewaySeconds, type Tokens } from './tokens.ts'
 import type { Auth, Claims } from './types.ts'
+import { workerTasks } from './worker-tasks.ts'
 
 export interface Options {
   readonly access_ttl_seconds: number
@@ -165,7 +166,7 @@ export function createAuth(
       }
       if (isBlocked(password)) throw new CodedError('AUTH_INPUT_INVALID', 'Password is too common, choose another one')
       if ((await store.get(emails, [email])) !== undefined) throw userExists()
-      const phc = await workers.run<string>('auth/hash-password', password)
+      const phc = await workers.run<string>(workerTasks.hash, password)
       const user: User = { id: environment.randomUUID(), email, name, phc, created_at: nowSeconds() }
       const { pair, keep } = await issue(user)
       await store.atomically(async (tx) => {
@@ -186,7 +187,7 @@ export function createAuth(
       const user = await findUser(normaliseEmail(email))
       // Who is not known costs the same hash, so that the time does not tell.
       const attempt: Attempt = { password, phc: user?.phc ?? nobody }
-      const verdict = await workers.run<Verdict>('auth/verify-password', attempt)
+      const verdict = await workers.run<Verdict>(workerTasks.verify, attempt)
       if (user === undefined || !verdict.matches) throw wrongCredentials()
       const { pair, keep } = await issue(user)
       await store.atomically(async (tx) => {

@@ -1,7 +1,7 @@
 import { availableParallelism } from 'node:os'
 import { CodedError, definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../store/types.ts'
-import type { Workers } from '../workers/types.ts'
+import type { Workers, WorkerTask } from '../workers/types.ts'
 import { createVectorCache } from './cache.ts'
 import type { Encoder } from './encoder.ts'
 import { findModel } from './model-folder.ts'
@@ -158,9 +158,21 @@ const config = schemaOf<Config>({
   }
 })
 
-const tasks = { energetic: 'embeddings/embed-energetic', onnx: 'embeddings/embed-onnx' } as const
-/** A model takes half a second to load and holds some 100 MB: a thread waits that long for more texts. */
-const idleTimeoutMs = 300_000
+/** A model takes half a second to load and holds some 100 MB: a thread waits five minutes for more texts. */
+const inPool = { pool: 'embed', poolDefaults: { idleTimeoutMs: 300_000 } } as const
+const tasks = {
+  energetic: {
+    ...inPool,
+    name: 'embeddings/embed-energetic',
+    module: new URL('./tasks/embed-energetic.js', import.meta.url).href
+  },
+  onnx: {
+    ...inPool,
+    name: 'embeddings/embed-onnx',
+    module: new URL('./tasks/embed-onnx.js', import.meta.url).href,
+    isUnstoppable: true
+  }
+} as const satisfies Readonly<Record<string, WorkerTask>>
 
 export default definePlugin({
   name: 'embeddings',
@@ -182,17 +194,7 @@ export default definePlugin({
       'embeddings',
       createEmbeddings(encoders, cache, () => performance.now())
     )
-    const pool = { pool: 'embed', poolDefaults: { idleTimeoutMs } }
-    ctx.contribute(
-      'workers.tasks',
-      { ...pool, name: tasks.energetic, module: new URL('./tasks/embed-energetic.js', import.meta.url).href },
-      {
-        ...pool,
-        name: tasks.onnx,
-        module: new URL('./tasks/embed-onnx.js', import.meta.url).href,
-        isUnstoppable: true
-      }
-    )
+    ctx.contribute('workers.tasks', tasks.energetic, tasks.onnx)
   }
 })
 

@@ -1,5 +1,5 @@
 import { CodedError, isCoded, messageOf } from '../../kernel/index.ts'
-import type { Workers } from '../workers/types.ts'
+import type { Workers, WorkerTask } from '../workers/types.ts'
 import type { Encoder } from './encoder.ts'
 
 export interface WorkerEncoderOptions {
@@ -10,7 +10,7 @@ export interface WorkerEncoderOptions {
   /** Threads at work at once. */
   readonly threads: number
   /** The task that embeds, and what it is told besides the texts. */
-  readonly task: string
+  readonly task: string | WorkerTask
   readonly input: Readonly<Record<string, unknown>>
   readonly prefixes: { readonly document: string; readonly query: string }
   /** UTF-16 units of a text that can matter. */
@@ -76,6 +76,13 @@ function toFailure(model: string, error: unknown): unknown {
   const detail = (error.detail ?? {}) as Record<string, unknown>
   if (error.code === 'WORKERS_CRASHED') {
     return new CodedError('EMBEDDINGS_UNAVAILABLE', `the thread of embedding model '${model}' died twice`, {
+      cause: error,
+      detail: { model, reason: messageOf(error) }
+    })
+  }
+  // Nobody but the server or the entry ends a thread that embeds.
+  if (error.code === 'WORKERS_ABORTED') {
+    return new CodedError('EMBEDDINGS_UNAVAILABLE', `embedding model '${model}' was stopped while it was at work`, {
       cause: error,
       detail: { model, reason: messageOf(error) }
     })

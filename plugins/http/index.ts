@@ -9,7 +9,7 @@ import { assertFree, openServer, type TransportChoice } from './listen.ts'
 import { embeddedRoutes, ownRoutes } from './own-routes.ts'
 import { createRateState, type RateLimitConfig, RateLimits } from './rate-limits.ts'
 import { CompiledRoutes } from './route-checks.ts'
-import type {} from '../workers/types.ts'
+import type { WorkerTask } from '../workers/types.ts'
 import type { HealthCheck, Http, InfoPart } from './types.ts'
 import type { ParsedLong, ParseInput } from './tasks/parse-json.ts'
 import { mountUws } from './uws.ts'
@@ -120,6 +120,11 @@ const config = schemaOf<Config>({
 
 /** Of a long text with some facts beside it. More would take time to be handed over by a thread. */
 const maxLongValues = 10_000
+const parseTask: WorkerTask = {
+  name: 'http/parse-json',
+  pool: 'bodies',
+  module: new URL('./tasks/parse-json.js', import.meta.url).href
+}
 
 export default definePlugin({
   name: 'http',
@@ -172,7 +177,7 @@ export default definePlugin({
       parseInThread(bytes, member) {
         const { workers } = ctx.services
         const input: ParseInput = { bytes, member, maxValues: maxLongValues }
-        return workers?.run<ParsedLong>('http/parse-json', input).catch((error: unknown) => {
+        return workers?.run<ParsedLong>(parseTask, input).catch((error: unknown) => {
           if (!isCoded(error) || !/^WORKERS_(CRASHED|ABORTED)$/.test(error.code)) throw error
           const message = 'the thread that read the body ended; nothing was done: try again'
           throw new CodedError('HTTP_BODY_UNREAD', message, { cause: error })
@@ -213,11 +218,7 @@ export default definePlugin({
         if (!now.some(({ item }) => item === own[0])) stop()
       }
     })
-    ctx.contribute('workers.tasks', {
-      name: 'http/parse-json',
-      pool: 'bodies',
-      module: new URL('./tasks/parse-json.js', import.meta.url).href
-    })
+    ctx.contribute('workers.tasks', parseTask)
     ctx.contribute('http.routes', ...own)
     if (address !== undefined) {
       const url = `http://${address.host.includes(':') ? `[${address.host}]` : address.host}:${address.port}`

@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto'
-import { definePlugin, schemaOf } from '../../kernel/index.ts'
+import { CodedError, definePlugin, schemaOf } from '../../kernel/index.ts'
 import type {} from '../embeddings/types.ts'
 import type {} from '../http/types.ts'
 import type {} from '../store/types.ts'
@@ -9,6 +9,7 @@ import type {} from '../workers/types.ts'
 import { createTextIndex } from './bm25.ts'
 import { bestChunks, type ChunkOptions } from './chunk.ts'
 import { createEncoder } from './encoder.ts'
+import { analyseTask, cutTask } from './ingest.ts'
 import { type Face, routes } from './routes.ts'
 import { createRag } from './service.ts'
 import { createState } from './state.ts'
@@ -105,6 +106,10 @@ export default definePlugin({
       state.stopGraphs = () => void vectors.stop()
     })
     ctx.on('kernel/stopping', () => vectors.stop())
+    // A job goes on in the next process: the end of this one need not wait for it.
+    const stopping = new AbortController()
+    ctx.on('kernel/stopping', () => stopping.abort(new CodedError('SHUTTING_DOWN', 'the server is shutting down')))
+    const signal = AbortSignal.any([ctx.signal, stopping.signal])
     const tending = createTending({ store, text, vectors, state, log: ctx.log })
     const { overlap, size, strategy } = config.chunking
     const rag = createRag({
@@ -124,21 +129,16 @@ export default definePlugin({
       tending,
       maxIngests: config.max_ingests,
       log: ctx.log,
-      signal: ctx.signal,
+      signal,
       lease: () => ctx.lease()
     })
     ctx.effect(() => () => rag.settled(), 'work of rag')
     ctx.onCommit(() => {
       state.resume = () => {
-        if (!ctx.signal.aborted) rag.resume().catch((error: unknown) => ctx.log.error('jobs of rag failed', { error }))
+        if (!signal.aborted) rag.resume().catch((error: unknown) => ctx.log.error('jobs of rag failed', { error }))
       }
     })
-    ctx.contribute(
-      'workers.tasks',
-      { name: 'rag/cut', pool: 'rag', module: new URL('./tasks/cut.js', import.meta.url).href },
-      { name: 'rag/analyse', pool: 'rag', module: new URL('./tasks/analyse.js', import.meta.url).href },
-      graphTask
-    )
+    ctx.contribute('workers.tasks', cutTask, analyseTask, graphTask)
     ctx.provide('rag', rag)
     ctx.contribute('http.routes', ...routes(rag, users, config.max_body_bytes, ctx.log))
     if (tenants !== undefined) {

@@ -1,6 +1,6 @@
 import { CodedError, isCoded } from '../../kernel/index.ts'
 import type { Store, Transaction } from '../store/types.ts'
-import type { Workers } from '../workers/types.ts'
+import type { Workers, WorkerTask } from '../workers/types.ts'
 import type { StagedSegment, TextIndex } from './bm25.ts'
 import { bestChunks, type ChunkOptions, chunkDefaults, findChunkStrategy } from './chunk.ts'
 import { assertDimensions, type Encoder } from './encoder.ts'
@@ -61,6 +61,17 @@ export interface CheckedDocument {
   readonly model: string | undefined
 }
 
+const inPool = { pool: 'rag' } as const
+export const cutTask: WorkerTask = {
+  ...inPool,
+  name: 'rag/cut',
+  module: new URL('./tasks/cut.js', import.meta.url).href
+}
+export const analyseTask: WorkerTask = {
+  ...inPool,
+  name: 'rag/analyse',
+  module: new URL('./tasks/analyse.js', import.meta.url).href
+}
 /** Texts up to this many units are cut and analysed at once: a thread would take longer. */
 const smallText = 4_000
 /** A document of up to this many chunks is written in one transaction. */
@@ -173,7 +184,7 @@ async function cutDocument(
   const cut =
     content.length <= smallText
       ? cutText(textOf(content), chunks)
-      : await runTask<Cut>(workers, 'rag/cut', input, { signal, goesOn })
+      : await runTask<Cut>(workers, cutTask, input, { signal, goesOn })
   if (cut.isBlank) throw invalid('Content required')
   if (cut.places.length === 0) throw invalid('Content too small to chunk')
   return { ...cut, language: analyser.detect(textOf(content, 0, smallText)) }
@@ -182,7 +193,7 @@ async function cutDocument(
 /** A thread may die under a task for reasons of its own: that is tried once more. */
 async function runTask<T>(
   workers: Workers,
-  task: string,
+  task: WorkerTask,
   input: unknown,
   { signal, goesOn }: { readonly signal: AbortSignal | undefined; readonly goesOn: boolean }
 ): Promise<T> {
@@ -251,7 +262,7 @@ async function attempt(
     const [segment, vectors] = await Promise.all([
       units <= smallText
         ? buildSegment(texts.map((text) => analyser.analyse(text, language)))
-        : runTask<Segment>(workers, 'rag/analyse', input, { signal, goesOn: true }),
+        : runTask<Segment>(workers, analyseTask, input, { signal, goesOn: true }),
       embed(texts)
     ])
     return { at, texts, segment, vectors }

@@ -214,7 +214,9 @@ export const ragErrors: ErrorMap = {
   EMBEDDINGS_UNAVAILABLE: 503,
   EMBEDDINGS_BUSY: 503,
   EMBEDDINGS_DIMENSIONS: 502,
-  EMBEDDINGS_INVALID: 502
+  EMBEDDINGS_INVALID: 502,
+  SHUTTING_DOWN: 503,
+  DRAIN_TIMEOUT: 503
 }
 
 export function routes(rag: RagService, face: Face, maxBodyBytes: number, log: Logger): readonly Route[] {

@@ -4,7 +4,7 @@ import type {} from '../readiness/types.ts'
 import type { PoolSettings } from './pool.ts'
 import { assertUp } from './readiness.ts'
 import { type Config, createPools } from './service.ts'
-import type { RunOptions, Workers } from './types.ts'
+import type { RunOptions, Workers, WorkerTask } from './types.ts'
 
 const config = schemaOf<Config>({
   type: 'object',
@@ -55,7 +55,7 @@ export default definePlugin({
       (pools) => pools.close()
     )
     const workers: Workers = {
-      run: <T>(task: string, input: unknown, { signal, goesOn = false }: RunOptions = {}) =>
+      run: <T>(task: string | WorkerTask, input: unknown, { signal, goesOn = false }: RunOptions = {}) =>
         pools.run(task, input, signal ? [ctx.signal, signal] : [ctx.signal], goesOn) as Promise<T>,
       load: () => pools.load()
     }

@@ -1,5 +1,5 @@
 import { setMaxListeners } from 'node:events'
-import { CodedError, type Collector, type Contribution, type Logger } from '../../kernel/index.ts'
+import { CodedError, type Collector, type Contribution, type Lease, type Logger } from '../../kernel/index.ts'
 import { createPool, type Pool, type PoolSettings } from './pool.ts'
 import type { Workers, WorkerTask } from './types.ts'
 
@@ -14,7 +14,7 @@ export interface Pools extends Collector<WorkerTask> {
    * @param signals end the task when one of them fires
    * @param goesOn with work that was let in before
    */
-  run(task: string, input: unknown, signals: readonly AbortSignal[], goesOn: boolean): Promise<unknown>
+  run(task: string | WorkerTask, input: unknown, signals: readonly AbortSignal[], goesOn: boolean): Promise<unknown>
   load: Workers['load']
   /** Resolves when all tasks have ended and all threads are gone. */
   close(): Promise<void>
@@ -42,6 +42,14 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
       pools.set(name, pool)
     }
     return pool
+  }
+
+  function find(name: string): { readonly item: WorkerTask; readonly lease: Lease } {
+    const contribution = tasks.get(name)
+    if (contribution === undefined) {
+      throw new CodedError('WORKERS_UNKNOWN_TASK', `no plugin in the program contributes task '${name}'`)
+    }
+    return { item: contribution.item, lease: contribution.lease() }
   }
 
   function close(pool: Pool): void {
@@ -78,18 +86,15 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
       tasks = new Map(next.map((contribution) => [contribution.item.name, contribution]))
     },
     async run(task, input, signals, goesOn) {
-      const contribution = tasks.get(task)
-      if (contribution === undefined) {
-        throw new CodedError('WORKERS_UNKNOWN_TASK', `no plugin in the program contributes task '${task}'`)
-      }
-      const lease = contribution.lease()
-      const first = firstOf([lease.signal, ...signals])
+      // Whoever runs a task of its own is held by what it is at.
+      const { item, lease } = typeof task === 'string' ? find(task) : { item: task, lease: undefined }
+      const first = firstOf(lease === undefined ? signals : [lease.signal, ...signals])
       try {
-        const { pool, module, isUnstoppable = false } = contribution.item
-        return await poolOf(pool).run(task, { module, input }, first.signal, { goesOn, isUnstoppable })
+        const { name, pool, module, isUnstoppable = false } = item
+        return await poolOf(pool).run(name, { module, input }, first.signal, { goesOn, isUnstoppable })
       } finally {
         first.forget()
-        lease.release()
+        lease?.release()
       }
     },
     load() {

@@ -44,7 +44,11 @@ export interface RunOptions {
  * name are refused at commit with `WORKERS_DUPLICATE_TASK`.
  */
 export interface Workers {
-  run<T>(task: string, input: unknown, options?: RunOptions): Promise<T>
+  /**
+   * @param task a plugin that is leaving can still run its own, as it contributed it: what it began would fail otherwise.
+   * By its name, the task of a plugin that is leaving is unknown.
+   */
+  run<T>(task: string | WorkerTask, input: unknown, options?: RunOptions): Promise<T>
   /** Waiting and running tasks of each pool that has started. */
   load(): Readonly<Record<string, { readonly waiting: number; readonly running: number; readonly threads: number }>>
 }

@@ -213,7 +213,8 @@ t.test(
     const real = services('workers')
     const counted: Workers = {
       run: (task, input) => {
-        runs.push({ task, phc: (input as { phc: string }).phc })
+        const name = typeof task === 'string' ? task : task.name
+        runs.push({ task: name, phc: (input as { phc: string }).phc })
         return real.run(task, input)
       },
       load: () => real.load()

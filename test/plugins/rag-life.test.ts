@@ -3,6 +3,7 @@ import { setImmediate as turn } from 'node:timers/promises'
 import t from 'tap'
 import { CodedError } from '../../kernel/index.ts'
 import { kept } from '../../plugins/rag/records.ts'
+import type { DispatchReply } from '../../plugins/http/types.ts'
 import type { Tools } from '../../plugins/tools/types.ts'
 import { type Ingest, madeEncoder, type RagHouse, type RagUser, startRag, strategies } from '../fixtures/rag-house.ts'
 import type { Client } from '../fixtures/tenant-house.ts'
@@ -26,18 +27,22 @@ async function leftovers(house: RagHouse): Promise<string[]> {
 
 // ---- progress and jobs
 
+function eventsOf(stream: DispatchReply): { readonly event: string; readonly data: Ingest }[] {
+  return String(stream.body)
+    .split('\n\n')
+    .filter((event) => event.startsWith('event: '))
+    .map((event) => ({
+      event: /event: (.*)/.exec(event)![1]!,
+      data: JSON.parse(/data: (.*)/.exec(event)![1]!) as Ingest
+    }))
+}
+
 t.test('an ingest tells how far it is where it is asked for a stream', async (t) => {
   const user = (await startRag(t)).user()
   const accept = { accept: 'text/event-stream' }
   const stream = await user.send('POST', '/ingest', { collection: 's', content: lines(3_000, 'lead') }, accept)
   t.equal(stream.headers['content-type']?.split(';')[0], 'text/event-stream')
-  const events = String(stream.body)
-    .split('\n\n')
-    .filter((event) => event.startsWith('event: '))
-    .map((event) => ({
-      event: /event: (.*)/.exec(event)![1],
-      data: JSON.parse(/data: (.*)/.exec(event)![1]!) as Ingest
-    }))
+  const events = eventsOf(stream)
   t.ok(events.filter(({ event }) => event === 'progress').length >= 1)
   const last = events.at(-1)!
   t.equal(last.event, 'done')
@@ -174,6 +179,52 @@ t.test('a job that a swap cuts short goes on in the next generation', async (t) 
   t.match(await ended(user, path), { status: 'done', result: { collection: 'swapped' } })
   t.match(await user.collections(), [{ name: 'swapped', source_count: 1 }])
   t.strictSame(await collect(house.services('store').range(kept.spool, [])), [], 'and is kept no longer')
+})
+
+t.test('what is under way when the server stops ends, and a job is left for the next process', async (t) => {
+  const dataFolder = t.testdir()
+  let path = ''
+  await t.test('the one that stops', async (t) => {
+    let letGo = () => {}
+    const held = new Promise<void>((resolve) => (letGo = resolve))
+    let arrived = 0
+    let reached = () => {}
+    const begun = new Promise<void>((resolve) => (reached = resolve))
+    const encoder = madeEncoder({
+      async before() {
+        arrived += 1
+        if (arrived === 3) reached()
+        await held
+      }
+    })
+    const house = await startRag(t, { dataFolder, encoder, settings: { shutdown_timeout_ms: 60_000 } })
+    const user = house.user()
+    path = await later(user, 'later', lines(6_000, 'lead'))
+    const waited = user.ingest('waited', lines(6_000, 'iron'))
+    const streamed = user.send(
+      'POST',
+      '/ingest',
+      { collection: 'streamed', content: lines(6_000, 'tin') },
+      {
+        accept: 'text/event-stream'
+      }
+    )
+    await begun
+    const stopped = house.kernel.stop()
+    letGo()
+    t.match(await waited, { status: 200, body: { collection: 'waited' } })
+    t.match(eventsOf(await streamed).at(-1), { event: 'done', data: { collection: 'streamed' } })
+    await stopped
+  })
+  const user = (await startRag(t, { dataFolder })).user()
+  t.match(await ended(user, path), { status: 'done', result: { collection: 'later' } })
+  for (const [collection, word] of [
+    ['later', 'lead'],
+    ['waited', 'iron'],
+    ['streamed', 'tin']
+  ] as const) {
+    t.match((await user.found(collection, `${word}works 5999`, 'bm25')).results[0]!.content, /town 5999/)
+  }
 })
 
 t.test('an ingest that is given up leaves nothing', async (t) => {

@@ -272,6 +272,28 @@ t.test('retiring the entry awaits what runs, then takes the service and the thre
   t.strictSame(threadIds(), before)
 })
 
+t.test('what a plugin began goes on with its own tasks while it is leaving', async (t) => {
+  let begin = () => {}
+  const begun = new Promise<void>((resolve) => (begin = resolve))
+  let outcome: Promise<unknown> | undefined
+  const worker = definePlugin({
+    name: 'worker',
+    inject: ['workers'],
+    apply(ctx) {
+      const { workers } = ctx.services
+      ctx.contribute('workers.tasks', work)
+      const lease = ctx.lease()
+      outcome = begun.then(() => workers.run(work, { do: 'answer', value: 'late' })).finally(() => lease.release())
+    }
+  })
+  const house = await startHouse(t, [{ plugin: workers }, { plugin: worker }], bare)
+  const retired = house.kernel.retire('worker')
+  t.equal(await house.services('workers').run('fixture/work', {}).catch(codeOf), 'WORKERS_UNKNOWN_TASK')
+  begin()
+  t.equal(await outcome, 'late')
+  await retired
+})
+
 t.test('a contributor is not undone while its task runs', async (t) => {
   const house = await startPool(t)
   const { order, entered, letGo } = blockade()
@@ -341,7 +363,7 @@ t.test('a process outlives what is aborted while it hashes a password', async (t
   const config = { pools: { hash: { max_threads: 2 } } }
   const house = await startHouse(
     t,
-    [{ plugin: workers, config }, { plugin: contributor('tasks', ...workerTasks) }],
+    [{ plugin: workers, config }, { plugin: contributor('tasks', workerTasks.hash, workerTasks.verify) }],
     bare
   )
   const run = (password: string, signal = new AbortController().signal) =>
