@@ -262,6 +262,8 @@ async function rag(flags: Flags, [verb, ...words]: readonly string[]): Promise<v
   process.once('SIGINT', () => ending.abort())
   const options = { server, from, collection, dryRun: flags['dry-run'], journal, tags: flags.tag }
   print(await runIngest({ ...options, screen: process.stderr, nowMs: () => performance.now(), signal: ending.signal }))
+  // As any command that was interrupted: what follows it in a script would take it for done.
+  if (ending.signal.aborted) process.exitCode = 130
 }
 
 function credential({ token = process.env['HEARTWOOD_TOKEN'] }: Flags) {

@@ -62,15 +62,27 @@ async function toFile(path: string, name: string): Promise<FoundFile> {
 
 /**
  * The documents of a file, one after the other: a file of lines may hold millions.
- * @throws TypeError that says what is wrong with it, and where
+ * @param onFailure told of a line that is none, and where; those behind it are read on
+ * @throws TypeError that says what is wrong with the file
  */
-export async function* readDocuments({ path, name }: FoundFile): AsyncGenerator<FoundDocument> {
+export async function* readDocuments(
+  { path, name }: FoundFile,
+  onFailure: (error: Error) => void
+): AsyncGenerator<FoundDocument> {
   const kind = extname(path).toLowerCase()
   if (kind === '.jsonl' || kind === '.ndjson') {
     let line = 0
     for await (const text of createInterface({ input: createReadStream(path), crlfDelay: Number.POSITIVE_INFINITY })) {
       line += 1
-      if (text.trim() !== '') yield toDocument(parse(text, `${name}:${line}`), name, `${name}#${line}`)
+      if (text.trim() === '') continue
+      let value: unknown
+      try {
+        value = parse(text, `${name}:${line}`)
+      } catch (error) {
+        onFailure(error as Error)
+        continue
+      }
+      yield toDocument(value, name, `${name}#${line}`)
     }
     return
   }

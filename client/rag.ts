@@ -32,6 +32,7 @@ export interface SearchOptions {
 
 /** Documents that are on their way at once. */
 const lanes = 4
+const shownFailures = 100
 
 /**
  * Takes the documents of a folder into a collection. One that was taken in before and has not changed is left out; one
@@ -54,6 +55,7 @@ export async function runIngest(options: IngestOptions): Promise<string> {
     nowMs
   )
   const failures: string[] = []
+  const fail = ({ message }: Error) => failures.push(message)
   const counts = { taken: 0, chunks: 0, unchanged: 0, empty: 0 }
   const say = (line: string) => {
     progress.clear()
@@ -90,9 +92,9 @@ export async function runIngest(options: IngestOptions): Promise<string> {
   async function* readAll(): AsyncGenerator<FoundDocument> {
     for (const file of files) {
       try {
-        yield* readDocuments(file)
+        yield* readDocuments(file, fail)
       } catch (error) {
-        failures.push((error as Error).message)
+        fail(error as Error)
       }
       progress.advance(file.bytes, 0)
     }
@@ -116,7 +118,9 @@ export async function runIngest(options: IngestOptions): Promise<string> {
   ]
   const summary = `${collection}: ${parts.join(', ')}\n`
   if (failures.length === 0) return summary
-  throw new TypeError(`${summary}${failures.length} failed:\n  ${failures.join('\n  ')}`)
+  const more = failures.length > shownFailures ? [`and ${failures.length - shownFailures} more`] : []
+  const shown = [...failures.slice(0, shownFailures), ...more]
+  throw new TypeError(`${summary}${failures.length} failed:\n  ${shown.join('\n  ')}`)
 }
 
 function journalOf(from: string): string {

@@ -3,10 +3,14 @@ import { type FoundDocument, findFiles, readDocuments } from '../../client/docum
 import { readPage } from '../../client/html.ts'
 import { Progress } from '../../client/progress.ts'
 
+const unexpected = (error: Error): never => {
+  throw error
+}
+
 async function read(t: Test, files: Record<string, unknown>): Promise<readonly FoundDocument[]> {
   const found: FoundDocument[] = []
   for (const file of await findFiles(t.testdir(files as never))) {
-    for await (const document of readDocuments(file)) found.push(document)
+    for await (const document of readDocuments(file, unexpected)) found.push(document)
   }
   return found
 }

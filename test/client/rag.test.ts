@@ -85,11 +85,11 @@ t.test('a document that fails is told, and the rest is taken in', async (t) => {
   const url = await startLibrary(t)
   const folder = t.testdir({
     'a.txt': 'good enough to be kept',
-    'b.jsonl': `{"text":"fine enough to be kept"}\n{broken\n`,
+    'b.jsonl': `{"text":"fine enough to be kept"}\n{broken\n{"text":"kept as well, though one before it is broken"}\n`,
     'c.json': JSON.stringify({ text: 'x'.repeat(30), title: 'y'.repeat(100_000) })
   })
   await t.rejects(ingest(url, folder), {
-    message: /^books: took in 2 documents[^]*2 failed:[^]*b\.jsonl:2 is no JSON[^]*400: /
+    message: /^books: took in 3 documents[^]*2 failed:[^]*b\.jsonl:2 is no JSON[^]*400: /
   })
 })
 
