@@ -159,7 +159,7 @@ const config = schemaOf<Config>({
 })
 
 /** A model takes half a second to load and holds some 100 MB: a thread waits five minutes for more texts. */
-const inPool = { pool: 'embed', poolDefaults: { idleTimeoutMs: 300_000 } } as const
+const inPool = { pool: 'embed', poolDefaults: { idleTimeoutMs: 300_000, maxHeapMb: 512 } } as const
 const tasks = {
   energetic: {
     ...inPool,

@@ -123,6 +123,8 @@ const maxLongValues = 10_000
 const parseTask: WorkerTask = {
   name: 'http/parse-json',
   pool: 'bodies',
+  // As much as a body may be long.
+  poolDefaults: { maxHeapMb: 512, maxOutputMb: 128 },
   module: new URL('./tasks/parse-json.js', import.meta.url).href
 }
 

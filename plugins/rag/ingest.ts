@@ -61,7 +61,7 @@ export interface CheckedDocument {
   readonly model: string | undefined
 }
 
-const inPool = { pool: 'rag' } as const
+const inPool = { pool: 'rag', poolDefaults: { maxHeapMb: 512 } } as const
 export const cutTask: WorkerTask = {
   ...inPool,
   name: 'rag/cut',

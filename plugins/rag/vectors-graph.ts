@@ -20,6 +20,7 @@ const expansionSearch = 64
 export const graphTask: WorkerTask = {
   name: 'rag/extend-graph',
   pool: 'graphs',
+  poolDefaults: { maxHeapMb: 512 },
   module: new URL('./tasks/extend-graph.js', import.meta.url).href,
   isUnstoppable: true
 }

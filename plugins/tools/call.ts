@@ -133,7 +133,7 @@ export class Call implements AbortListener, Waiting {
   progress({ progress, total, message, partial }: ProgressUpdate): void {
     const { listener } = this.#request
     if (listener === undefined || this.#answer !== undefined) return
-    const json = toExactJson(partial)
+    const json = toExactJson(partial, this.#host.maxOutputBytes)
     listener({
       event: 'tool.progress',
       data: {
@@ -251,7 +251,7 @@ export class Call implements AbortListener, Waiting {
   }
 
   #thrown(error: unknown): Answer {
-    const reported = reportedFailure(error, isHarmless(this.#listed.tool.effect))
+    const reported = reportedFailure(error, isHarmless(this.#listed.tool.effect), this.#host.maxOutputBytes)
     if (reported !== undefined) {
       // The advice to call again with the same request_id is true only when the id is free again.
       if (reported.retryable) this.#fate = 'release'

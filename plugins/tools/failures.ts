@@ -57,8 +57,9 @@ export function isHarmless(effect: Effect): boolean {
 /**
  * The failure a tool reports with a CodedError; `undefined` for anything else that was thrown.
  * @param isRepeatable the tool has no effects, so that whatever passes may be tried again
+ * @param maxBytes of its details, as JSON
  */
-export function reportedFailure(error: unknown, isRepeatable: boolean): ToolFailure | undefined {
+export function reportedFailure(error: unknown, isRepeatable: boolean, maxBytes: number): ToolFailure | undefined {
   if (!isCoded(error)) return undefined
   if (error.code === 'WORKERS_BUSY') {
     const seconds = error.detail?.['retryAfterSeconds']
@@ -68,19 +69,19 @@ export function reportedFailure(error: unknown, isRepeatable: boolean): ToolFail
       retry_after
     })
   }
-  if (!isToolErrorDetail(error.detail)) return undefined
+  if (!isToolErrorDetail(error.detail, maxBytes)) return undefined
   const { category, ...more } = error.detail
   return failureOf(error.code, category, error.message, more)
 }
 
 /** Why the output of a tool could not come back from a worker thread; `undefined` for anything else that was thrown. */
 export function uncopiedOutput(error: unknown): string | undefined {
-  if (!isCoded(error, 'WORKERS_UNCLONABLE')) return undefined
+  if (!isCoded(error, 'WORKERS_UNCLONABLE') && !isCoded(error, 'WORKERS_TOO_LARGE')) return undefined
   const { side } = (error.detail ?? {}) as { readonly side?: unknown }
   return side === 'output' ? error.message : undefined
 }
 
-function isToolErrorDetail(detail: unknown): detail is ToolErrorDetail {
+function isToolErrorDetail(detail: unknown, maxBytes: number): detail is ToolErrorDetail {
   if (typeof detail !== 'object' || detail === null) return false
   const { category, recoverable, retryable, retry_after, suggested_action, details } = detail as Record<string, unknown>
   return (
@@ -90,7 +91,7 @@ function isToolErrorDetail(detail: unknown): detail is ToolErrorDetail {
     (retryable === undefined || typeof retryable === 'boolean') &&
     (retry_after === undefined || (Number.isFinite(retry_after) && (retry_after as number) >= 0)) &&
     (suggested_action === undefined || typeof suggested_action === 'string') &&
-    (details === undefined || toExactJson(details) !== undefined)
+    (details === undefined || toExactJson(details, maxBytes) !== undefined)
   )
 }
 

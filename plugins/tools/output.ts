@@ -1,6 +1,6 @@
 import { type Logger, renderIssues } from '../../kernel/index.ts'
 import { type Answer, completed } from './answer.ts'
-import { toExactJson } from './json.ts'
+import { writeExactly } from './json.ts'
 import type { ListedTool } from './registry.ts'
 
 /** An answer, or why the output is not what the tool promises. */
@@ -16,17 +16,11 @@ export function judgeOutput(
   maxBytes: number,
   log: Logger
 ): Judged {
-  const json = toExactJson(output)
-  if (json === undefined) return { reason: 'it is not plain JSON' }
-  // A UTF-16 unit is three bytes at most.
-  if (json.length * 3 > maxBytes && Buffer.byteLength(json) > maxBytes) return { reason: tooLong(json, maxBytes) }
+  const { text, reason } = writeExactly(output, maxBytes)
+  if (text === undefined) return { reason }
   const issues = listed.checkOutput(output)
   if (issues.length > 0) return { reason: renderIssues(issues) }
-  return { answer: completed(executionId, json, listed.cacheable, nextAfter(listed, executionId, output, log)) }
-}
-
-function tooLong(json: string, maxBytes: number): string {
-  return `it has ${Buffer.byteLength(json)} bytes as JSON, at most ${maxBytes} are allowed`
+  return { answer: completed(executionId, text, listed.cacheable, nextAfter(listed, executionId, output, log)) }
 }
 
 /** As JSON; nothing where the tool has no advice, or none that can be told. */

@@ -5,6 +5,7 @@ import type { PoolSettings } from './pool.ts'
 import { assertUp } from './readiness.ts'
 import { type Config, createPools } from './service.ts'
 import type { RunOptions, Workers, WorkerTask } from './types.ts'
+import { createWatch, type Watch } from './watch.ts'
 
 const config = schemaOf<Config>({
   type: 'object',
@@ -25,7 +26,19 @@ const config = schemaOf<Config>({
             minimum: 0,
             description: 'Life of a thread without work; default 30,000'
           },
-          max_heap_mb: { type: 'integer', minimum: 16, description: 'JavaScript heap of one thread; default 512' }
+          max_heap_mb: {
+            type: 'integer',
+            minimum: 16,
+            maximum: 65_536,
+            description:
+              'What one thread may hold, JavaScript heap and buffers: it is ended with more. Default 128, or what its tasks need'
+          },
+          max_output_mb: {
+            type: 'integer',
+            minimum: 1,
+            maximum: 1_024,
+            description: 'About what the output of a task may take in memory; default 16'
+          }
         }
       }
     }
@@ -40,8 +53,17 @@ const defaults = (): PoolSettings => ({
   max_threads: Math.min(3, availableParallelism()),
   max_queue: 64,
   idle_timeout_ms: 30_000,
-  max_heap_mb: 512
+  // A task that fills it is out within a second or two, most of which it takes to fill it.
+  max_heap_mb: 128,
+  // What comes back is copied where requests are answered: 16 MB of text take some ten milliseconds there.
+  max_output_mb: 16
 })
+
+/** `undefined` where Node was built without its inspector. */
+async function openWatch(): Promise<Watch | undefined> {
+  const inspector = await import('node:inspector').catch(() => undefined)
+  return inspector && createWatch(() => new inspector.Session())
+}
 
 export default definePlugin({
   name: 'workers',
@@ -51,7 +73,7 @@ export default definePlugin({
     const pools = await ctx.resource(
       'pools',
       null,
-      () => createPools(defaults(), ctx.log, () => performance.now()),
+      async () => createPools(defaults(), await openWatch(), ctx.log, () => performance.now()),
       (pools) => pools.close()
     )
     const workers: Workers = {

@@ -2,6 +2,7 @@ import { Piscina } from 'piscina'
 import { CodedError, type Logger, messageOf } from '../../kernel/index.ts'
 import type { Assignment } from './thread.ts'
 import type { TaskResult } from './types.ts'
+import type { Watch } from './watch.ts'
 
 /** How a pool is kept. */
 export interface PoolSettings {
@@ -9,7 +10,10 @@ export interface PoolSettings {
   /** Tasks that may wait to begin when all threads are at work. */
   readonly max_queue: number
   readonly idle_timeout_ms: number
+  /** What one thread may hold: JavaScript heap and buffers. */
   readonly max_heap_mb: number
+  /** About what the copy of an output may take. */
+  readonly max_output_mb: number
 }
 
 export interface PoolLoad {
@@ -31,12 +35,18 @@ export interface Pool {
   /**
    * @param task its name, for messages
    */
-  run(task: string, assignment: Assignment, signal: AbortSignal, how: RunHow): Promise<unknown>
+  run(task: string, work: Work, signal: AbortSignal, how: RunHow): Promise<unknown>
   /** `undefined` before the first task. */
   load(): PoolLoad | undefined
   /** Resolves when all tasks have ended and the threads are gone. No task may come afterwards. */
   close(): Promise<void>
 }
+
+/** Why a thread is ended from here. */
+class HeldTooMuch extends Error {}
+
+/** What a task is to do. */
+export type Work = Pick<Assignment, 'module' | 'input'>
 
 const thread = new URL('./thread.js', import.meta.url).href
 
@@ -44,12 +54,27 @@ const thread = new URL('./thread.js', import.meta.url).href
 const newest = 0.2
 
 /**
+ * Where V8 itself ends a thread, above what is watched. There a single thing that does not fit, such as a list that
+ * grows, ends the whole process; the largest that V8 makes are a gigabyte.
+ */
+const spareMb = 1_536
+
+const mebibyte = 1_048_576
+
+/**
  * Tasks wait here and not in piscina, which gets no more of them than it has threads: its own queue stands still when
  * a thread goes (by abort or crash) and no minimum of threads is asked for.
  *
+ * @param watch where it is left out, V8 alone ends a thread that holds too much
  * @param now milliseconds, monotonic
  */
-export function createPool(name: string, settings: PoolSettings, log: Logger, now: () => number): Pool {
+export function createPool(
+  name: string,
+  settings: PoolSettings,
+  watch: Watch | undefined,
+  log: Logger,
+  now: () => number
+): Pool {
   const begun = new Set<() => void>()
   const fresh = new Set<() => void>()
   const waiting = (): number => begun.size + fresh.size
@@ -64,7 +89,7 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
       minThreads: 0,
       maxThreads: settings.max_threads,
       idleTimeout: settings.idle_timeout_ms,
-      resourceLimits: { maxOldGenerationSizeMb: settings.max_heap_mb },
+      resourceLimits: { maxOldGenerationSizeMb: settings.max_heap_mb + (watch === undefined ? 0 : spareMb) },
       // What is preloaded into the main thread (`--import`) would take its time and memory in each thread again.
       execArgv: [],
       recordTiming: false
@@ -80,20 +105,35 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
     return opened
   }
 
-  function start(task: string, assignment: Assignment, signal: AbortSignal, isUnstoppable: boolean): Promise<unknown> {
-    if (!isUnstoppable) return work(task, assignment, signal, { signal })
+  function start(task: string, assignment: Work, signal: AbortSignal, isUnstoppable: boolean): Promise<unknown> {
+    if (!isUnstoppable) return workStoppably(task, assignment, signal)
     return new Promise((resolve, reject) => {
       const giveUp = (): void => reject(aborted(task, signal))
       signal.addEventListener('abort', giveUp)
-      work(task, assignment, signal, {})
+      work(task, assignment, '', signal, {})
         .then(resolve, reject)
         .finally(() => signal.removeEventListener('abort', giveUp))
     })
   }
 
+  /** Until the signal fires, or its thread is found to hold too much. */
+  async function workStoppably(task: string, assignment: Work, signal: AbortSignal): Promise<unknown> {
+    const controller = new AbortController()
+    const stop = (): void => controller.abort(signal.reason)
+    signal.addEventListener('abort', stop)
+    const id = watch?.begin((bytes) => controller.abort(tooMuch(bytes))) ?? ''
+    try {
+      return await work(task, assignment, id, controller.signal, { signal: controller.signal })
+    } finally {
+      signal.removeEventListener('abort', stop)
+      watch?.end(id)
+    }
+  }
+
   async function work(
     task: string,
-    assignment: Assignment,
+    assignment: Work,
+    id: string,
     signal: AbortSignal,
     options: { readonly signal?: AbortSignal }
   ): Promise<unknown> {
@@ -101,7 +141,9 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
     running++
     try {
       threads ??= open()
-      return valueOf(task, await threads.run(assignment, options))
+      const maxHeldBytes = settings.max_heap_mb * mebibyte
+      const whole = { ...assignment, id, maxHeldBytes, maxOutputBytes: settings.max_output_mb * mebibyte }
+      return valueOf(task, await threads.run(whole, options))
     } catch (error) {
       throw toCoded(task, error, signal)
     } finally {
@@ -109,6 +151,11 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
       running--
       startNext()
     }
+  }
+
+  function tooMuch(bytes: number): HeldTooMuch {
+    const allowed = `at most ${settings.max_heap_mb} are allowed (max_heap_mb of pool '${name}')`
+    return new HeldTooMuch(`it held ${Math.ceil(bytes / mebibyte)} MB, ${allowed}`)
   }
 
   function startNext(): void {
@@ -121,11 +168,16 @@ export function createPool(name: string, settings: PoolSettings, log: Logger, no
 
   function toCoded(task: string, error: unknown, signal: AbortSignal): CodedError {
     if (error instanceof CodedError) return error
+    if (signal.reason instanceof HeldTooMuch) return died(task, signal.reason)
     if (signal.aborted) return aborted(task, signal)
     if (error instanceof DOMException && error.name === 'DataCloneError') {
       const message = `the input of task '${task}' cannot be copied: ${error.message}`
       return new CodedError('WORKERS_UNCLONABLE', message, { detail: { side: 'input' } })
     }
+    return died(task, error)
+  }
+
+  function died(task: string, error: unknown): CodedError {
     log.warn('a worker thread died under its task', { pool: name, task, error })
     return new CodedError('WORKERS_CRASHED', `the thread of task '${task}' died: ${messageOf(error)}`)
   }
@@ -185,7 +237,7 @@ function valueOf(task: string, result: TaskResult<unknown> | undefined): unknown
   if (result?.ok !== false) throw new CodedError('WORKERS_FAILED', `task '${task}' returned no TaskResult`)
   throw new CodedError(
     result.code,
-    result.code === 'WORKERS_FAILED' || result.code === 'WORKERS_UNCLONABLE'
+    /^WORKERS_(FAILED|UNCLONABLE|TOO_LARGE)$/.test(result.code)
       ? `task '${task}' failed: ${result.message}`
       : result.message,
     result.detail === undefined ? {} : { detail: result.detail }

@@ -2,6 +2,7 @@ import { setMaxListeners } from 'node:events'
 import { CodedError, type Collector, type Contribution, type Lease, type Logger } from '../../kernel/index.ts'
 import { createPool, type Pool, type PoolSettings } from './pool.ts'
 import type { Workers, WorkerTask } from './types.ts'
+import type { Watch } from './watch.ts'
 
 /** Settings of one pool in the program; what is left out has its default. */
 export type Config = { readonly pools: Readonly<Record<string, Partial<PoolSettings>>> }
@@ -22,23 +23,32 @@ export interface Pools extends Collector<WorkerTask> {
 
 /**
  * @param defaults of pools the program says nothing about, and of what it leaves out
+ * @param watch closed with the pools
  * @param now milliseconds, monotonic
  */
-export function createPools(defaults: PoolSettings, log: Logger, now: () => number): Pools {
+export function createPools(defaults: PoolSettings, watch: Watch | undefined, log: Logger, now: () => number): Pools {
   const pools = new Map<string, Pool>()
   const closing = new Set<Promise<void>>()
   let tasks: ReadonlyMap<string, Contribution<WorkerTask>> = new Map()
   let config: Config = { pools: {} }
 
-  const settingsOf = (name: string): PoolSettings => {
-    const wished = [...tasks.values()].find(({ item }) => item.pool === name)?.item.poolDefaults?.idleTimeoutMs
-    return { ...defaults, ...(wished === undefined ? {} : { idle_timeout_ms: wished }), ...config.pools[name] }
+  const settingsOf = (name: string, task?: WorkerTask): PoolSettings => {
+    const first = [...tasks.values()].find(({ item }) => item.pool === name)?.item ?? task
+    const { idleTimeoutMs, maxHeapMb, maxOutputMb } = first?.poolDefaults ?? {}
+    return {
+      ...defaults,
+      ...(idleTimeoutMs === undefined ? {} : { idle_timeout_ms: idleTimeoutMs }),
+      ...(maxHeapMb === undefined ? {} : { max_heap_mb: maxHeapMb }),
+      ...(maxOutputMb === undefined ? {} : { max_output_mb: maxOutputMb }),
+      ...config.pools[name]
+    }
   }
 
-  function poolOf(name: string): Pool {
+  function poolOf(task: WorkerTask): Pool {
+    const name = task.pool
     let pool = pools.get(name)
     if (pool === undefined) {
-      pool = createPool(name, settingsOf(name), log, now)
+      pool = createPool(name, settingsOf(name, task), watch, log, now)
       pools.set(name, pool)
     }
     return pool
@@ -90,8 +100,8 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
       const { item, lease } = typeof task === 'string' ? find(task) : { item: task, lease: undefined }
       const first = firstOf(lease === undefined ? signals : [lease.signal, ...signals])
       try {
-        const { name, pool, module, isUnstoppable = false } = item
-        return await poolOf(pool).run(name, { module, input }, first.signal, { goesOn, isUnstoppable })
+        const { name, module, isUnstoppable = false } = item
+        return await poolOf(item).run(name, { module, input }, first.signal, { goesOn, isUnstoppable })
       } finally {
         first.forget()
         lease?.release()
@@ -109,6 +119,7 @@ export function createPools(defaults: PoolSettings, log: Logger, now: () => numb
       for (const pool of pools.values()) close(pool)
       pools.clear()
       await Promise.all(closing)
+      watch?.close()
     }
   }
 }

@@ -17,7 +17,11 @@ export interface WorkerTask {
    */
   readonly isUnstoppable?: boolean
   /** What its pool has where the program says nothing, such as for threads that hold much. The first task of a pool decides. */
-  readonly poolDefaults?: { readonly idleTimeoutMs?: number }
+  readonly poolDefaults?: {
+    readonly idleTimeoutMs?: number
+    readonly maxHeapMb?: number
+    readonly maxOutputMb?: number
+  }
 }
 
 /** What a task module returns: failures are data, since an Error loses its code between threads. */
@@ -39,9 +43,10 @@ export interface RunOptions {
  * Runs plugins' tasks in threads: pools by name, each started on its first task, with a bounded queue.
  *
  * Codes: what a task returned; `WORKERS_UNKNOWN_TASK`; `WORKERS_BUSY` (the queue is full; detail `retryAfterSeconds`);
- * `WORKERS_CRASHED` (the thread died under the task); `WORKERS_ABORTED`; `WORKERS_UNCLONABLE` (input or output cannot
- * be copied between threads; detail `side`: `input` or `output`); `WORKERS_FAILED` (the task threw). Two tasks of one
- * name are refused at commit with `WORKERS_DUPLICATE_TASK`.
+ * `WORKERS_CRASHED` (the thread died under the task, or held too much and was ended); `WORKERS_ABORTED`;
+ * `WORKERS_UNCLONABLE` (input or output cannot be copied between threads; detail `side`: `input` or `output`);
+ * `WORKERS_TOO_LARGE` (the output is more than its pool hands over; detail `side` and `maxBytes`); `WORKERS_FAILED` (the
+ * task threw). Two tasks of one name are refused at commit with `WORKERS_DUPLICATE_TASK`.
  */
 export interface Workers {
   /**

@@ -39,7 +39,7 @@ const nodeOwners: Readonly<Record<string, readonly string[]>> = {
   'node:http2': [],
   'node:https': [],
   'node:net': ['plugins/http', 'plugins/store'],
-  'node:vm': ['kernel'],
+  'node:vm': ['kernel', 'plugins/workers'],
   'node:worker_threads': ['plugins/workers']
 }
 

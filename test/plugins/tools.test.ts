@@ -8,7 +8,7 @@ import calculator from '../../plugins/calculator/index.ts'
 import clockPlugin from '../../plugins/clock/index.ts'
 import { clock } from '../../plugins/clock/tool.ts'
 import tools from '../../plugins/tools/index.ts'
-import { canonicalJson, toExactJson } from '../../plugins/tools/json.ts'
+import { canonicalJson, toExactJson, writeExactly } from '../../plugins/tools/json.ts'
 import { AbortFan } from '../../plugins/tools/abort-fan.ts'
 import { fingerprintOf } from '../../plugins/tools/once.ts'
 import { enterTurn, leaveTurn, quitTurn, type Turns } from '../../plugins/tools/turns.ts'
@@ -168,17 +168,49 @@ t.test('exact JSON', async (t) => {
     ['a thousand and one levels', nested(1_001)],
     ['more levels than the stack', nested(100_000)]
   ]
-  for (const [what, value] of refused) t.equal(toExactJson(value), undefined, `${what} is refused`)
+  for (const [what, value] of refused) t.equal(toExactJson(value, 1_000_000), undefined, `${what} is refused`)
 
   fc.assert(
-    fc.property(fc.jsonValue(), (value) => toExactJson(value) === JSON.stringify(value)),
+    fc.property(fc.jsonValue(), (value) => toExactJson(value, 1_000_000) === JSON.stringify(value)),
     { numRuns: 300 }
   )
   t.equal(
-    toExactJson(Object.assign(Object.create(null), { a: 1 })),
+    toExactJson(Object.assign(Object.create(null), { a: 1 }), 1_000_000),
     '{"a":1}',
     'an object without a prototype is plain'
   )
+})
+
+t.test('JSON that is too long', async (t) => {
+  t.test('is refused from its first byte too many on, and never before', (t) => {
+    fc.assert(
+      fc.property(fc.jsonValue(), (value) => {
+        const bytes = Buffer.byteLength(JSON.stringify(value))
+        return toExactJson(value, bytes) !== undefined && toExactJson(value, bytes - 1) === undefined
+      }),
+      { numRuns: 300 }
+    )
+    t.end()
+  })
+
+  t.test('is looked at no further than shows that it is', (t) => {
+    let reads = 0
+    const members = Array.from({ length: 1_000 }, () => ({
+      get text() {
+        reads += 1
+        return 'x'.repeat(1_000)
+      }
+    }))
+    t.match(writeExactly(members, 10_000).reason, /^it has 1\d{4} bytes as JSON or more, at most 10000 are allowed$/)
+    t.ok(reads <= 10, `${reads} were read`)
+
+    const twice: unknown[] = []
+    twice.push('a text', twice, twice)
+    t.match(writeExactly(twice, 1_000), { reason: /bytes as JSON or more/ }, 'a cycle that grows ends')
+    t.match(writeExactly('x'.repeat(2 ** 28), 100), { reason: /^it has 268435458 bytes/ })
+    t.match(writeExactly(new Array(2 ** 32 - 1), 100), { reason: /^it has 4294967296 bytes/ })
+    t.end()
+  })
 })
 
 t.test('the registry', async (t) => {
@@ -520,6 +552,7 @@ t.test('the pipeline', async (t) => {
       t,
       [
         toolOf({ name: 'gives', run: () => order({ do: 'return-function' }) }),
+        toolOf({ name: 'floods', run: () => order({ do: 'return-rope' }) }),
         toolOf({ name: 'takes', run: () => order({ do: 'answer', value: () => {} }) })
       ],
       { entries: [{ plugin: workers }, { plugin: tasks }] }
@@ -527,6 +560,8 @@ t.test('the pipeline', async (t) => {
 
     t.match((await run('gives')).response.error, { code: 'INVALID_OUTPUT', category: 'internal' })
     t.match(lines.filter(isError), [{ tool: 'gives', reason: /could not be cloned/ }])
+    t.match((await run('floods')).response.error, { code: 'INVALID_OUTPUT', category: 'internal' })
+    t.match(lines.findLast(isError), { tool: 'floods', reason: /takes 300\d{6} bytes or more, at most 16777216/ })
     t.match((await run('takes')).response.error, { code: 'TOOL_PANIC' }, 'what it sends there is its own affair')
   })
 

@@ -16,6 +16,9 @@ function contributor(name: string, ...tasks: readonly WorkerTask[]): Plugin {
   return definePlugin({ name, apply: (ctx) => ctx.contribute('workers.tasks', ...tasks) })
 }
 
+/** Above what a thread may hold, V8 has this much more before it ends the whole process. */
+const spareMb = 1_536
+
 const work: WorkerTask = { name: 'fixture/work', pool: 'fixture', module }
 
 /** A house with one pool of one thread, and the way to give it orders. */
@@ -112,17 +115,73 @@ t.test('input and output that cannot be copied are refused with a code, and the 
   t.strictSame(loadOf(house), { waiting: 0, running: 0, threads: 1 })
 })
 
-for (const how of ['exit', 'exhaust'] as const) {
+t.test('what a thread may hold is what the program says, or else what its task wishes, or else little', async (t) => {
+  for (const [wished, said, expected] of [
+    [undefined, undefined, 128],
+    [300, undefined, 300],
+    [300, 64, 64]
+  ] as const) {
+    const task = wished === undefined ? work : { ...work, poolDefaults: { maxHeapMb: wished } }
+    const config = { pools: { fixture: said === undefined ? {} : { max_heap_mb: said } } }
+    const house = await startHouse(t, [{ plugin: workers, config }, { plugin: contributor('tasks', task) }], bare)
+    const limits = await house.services('workers').run('fixture/work', { do: 'limits' })
+    t.match(limits, { maxOldGenerationSizeMb: expected + spareMb })
+  }
+})
+
+t.test('an output that is too large is refused in its thread, and the pool goes on', async (t) => {
+  const house = await startPool(t, { max_output_mb: 1 })
+  const refused = (found: RegExp) => ({
+    code: 'WORKERS_TOO_LARGE',
+    message: found,
+    detail: { side: 'output', maxBytes: 1_048_576 }
+  })
+  for (const [order, found] of [
+    [{ do: 'return-rope' }, /fixture\/work.* takes 3000\d{5} bytes or more, at most 1048576 .*max_output_mb/],
+    [{ do: 'return-many' }, /takes 4\d{6} bytes/],
+    [{ do: 'return-getters' }, /takes 10\d{5} bytes/],
+    [{ do: 'return-hole' }, /takes 80000\d{5} bytes/],
+    [{ do: 'answer', value: new Uint8Array(1_048_576) }, /takes 1048\d{3} bytes/],
+    [{ do: 'answer', value: 'x'.repeat(1_048_577) }, /takes 1048\d{3} bytes/]
+  ] as const) {
+    await t.rejects(house.order(order), refused(found), order.do)
+  }
+  const shared = new Uint8Array(new SharedArrayBuffer(2_000_000))
+  t.strictSame(await house.order({ do: 'answer', value: shared }), shared, 'memory that is shared is not copied')
+  t.equal(await house.order({ do: 'answer', value: 'x'.repeat(1_048_000) }), 'x'.repeat(1_048_000))
+  t.strictSame(loadOf(house), { waiting: 0, running: 0, threads: 1 }, 'in the same thread')
+})
+
+t.test('a task may wish for larger outputs', async (t) => {
+  const task = { ...work, poolDefaults: { maxOutputMb: 20 } }
+  const house = await startHouse(t, [{ plugin: workers }, { plugin: contributor('tasks', task) }], bare)
+  const value = 'x'.repeat(17_000_000)
+  t.equal(await house.services('workers').run('fixture/work', { do: 'answer', value }), value)
+})
+
+t.test('what is thrown with a message without end is told by its length', async (t) => {
+  const house = await startPool(t)
+  await t.rejects(house.order({ do: 'throw-long' }), { code: 'WORKERS_FAILED', message: /a text of 100000000 char/ })
+})
+
+t.test('garbage is not what a thread holds', async (t) => {
+  const house = await startPool(t, { max_heap_mb: 32 })
+  t.equal(await house.order({ do: 'litter' }), 1_000)
+})
+
+for (const how of ['exit', 'exhaust', 'exhaust-list', 'exhaust-buffers'] as const) {
   t.test(`a thread that dies (${how}) fails its own task alone`, async (t) => {
     const house = await startPool(t, { max_threads: 2, max_heap_mb: 32 })
-    t.match(await house.order({ do: 'limits' }), { maxOldGenerationSizeMb: 32 })
+    t.match(await house.order({ do: 'limits' }), { maxOldGenerationSizeMb: 32 + spareMb })
     const { order, entered, letGo } = blockade()
     const neighbour = house.order(order)
     await entered()
     const dying = house.order({ do: how })
     const behind = house.order({ do: 'answer', value: 'next' })
 
-    await t.rejects(dying, { code: 'WORKERS_CRASHED', message: /fixture\/work/ })
+    const why =
+      how === 'exit' ? /fixture\/work/ : /fixture\/work.*held \d+ MB, at most 32 .*max_heap_mb of pool 'fixture'/
+    await t.rejects(dying, { code: 'WORKERS_CRASHED', message: why })
     t.equal(await behind, 'next', 'what waited behind it runs')
     letGo()
     t.equal(await neighbour, 'let go', 'what ran beside it goes on')
