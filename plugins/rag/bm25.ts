@@ -139,7 +139,7 @@ export interface TextIndexOptions {
 export type IndexWork = SegmentWork
 
 export function createIndexWork(): IndexWork {
-  return { staging: new Set(), maintained: new Map() }
+  return { staging: new Set(), freeing: new Map(), maintained: new Map() }
 }
 
 interface Head {

@@ -37,6 +37,8 @@ export interface Segments {
 export interface SegmentWork {
   /** Segments that are being written, by key. */
   readonly staging: Set<string>
+  /** Segments that are being taken away, by key. */
+  readonly freeing: Map<string, Promise<void>>
   readonly maintained: Map<string, Promise<void>>
 }
 
@@ -66,7 +68,7 @@ export const mostTries = 16
 
 export function createSegments(store: Store, options: SegmentsOptions): Segments {
   const { collection, looseCollection, work, clock, partsAtOnce, freeOther } = options
-  const { staging, maintained } = work
+  const { staging, freeing, maintained } = work
 
   const mark = (index: string, id: string): string => `${index}\0${id}`
 
@@ -74,7 +76,7 @@ export function createSegments(store: Store, options: SegmentsOptions): Segments
     store.atomically((tx) => tx.put<Loose>(looseCollection, [index, id], 'writing'))
 
   /** Takes away what no head names, then what told of it. */
-  const free = async (index: string, id: string): Promise<void> => {
+  const takeAway = async (index: string, id: string): Promise<void> => {
     if ((await freeOther?.(id)) !== true) {
       for (;;) {
         const keys: Key[] = []
@@ -87,6 +89,17 @@ export function createSegments(store: Store, options: SegmentsOptions): Segments
       }
     }
     await store.atomically((tx) => tx.remove(looseCollection, [index, id]))
+  }
+
+  /** Once for all who want it: one who began earlier would take away what is written after another has ended. */
+  const free = (index: string, id: string): Promise<void> => {
+    const key = mark(index, id)
+    let run = freeing.get(key)
+    if (run === undefined) {
+      run = takeAway(index, id).finally(() => freeing.delete(key))
+      freeing.set(key, run)
+    }
+    return run
   }
 
   return {

@@ -132,7 +132,7 @@ export interface VectorWork extends SegmentWork {
 }
 
 export function createVectorWork(): VectorWork {
-  return { staging: new Set(), maintained: new Map(), growing: new Map(), turn: Promise.resolve() }
+  return { staging: new Set(), freeing: new Map(), maintained: new Map(), growing: new Map(), turn: Promise.resolve() }
 }
 
 interface Head {

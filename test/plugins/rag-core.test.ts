@@ -1,3 +1,4 @@
+import { setImmediate as turn } from 'node:timers/promises'
 import fc from 'fast-check'
 import t from 'tap'
 import {
@@ -15,6 +16,7 @@ import { bestChunks, type ChunkOptions, chunkDefaults, chunkText, findChunkStrat
 import { createCloseMatcher, createMatcher, searchFuzzy } from '../../plugins/rag/fuzzy.ts'
 import { fuse, observe, type RankedHit, trustOf } from '../../plugins/rag/fusion.ts'
 import { buildSegment, decodeWords } from '../../plugins/rag/segment.ts'
+import { createSegments } from '../../plugins/rag/segments.ts'
 import { stemmers } from '../../plugins/rag/stem.ts'
 import { type Analysis, createAnalyser, foldWord } from '../../plugins/rag/text.ts'
 import type { Store, Transaction } from '../../plugins/store/types.ts'
@@ -365,6 +367,52 @@ function naive(
   }
   return [...sums].sort(([a, x], [b, y]) => y - x || a - b)
 }
+
+t.test('a segment that is written again while what was left of it is taken away is there whole', async (t) => {
+  const real = (await startHouse(t, [], { http: false })).services('store')
+  let ranges = 0
+  let letGo = () => {}
+  const held = new Promise<void>((resolve) => (letGo = resolve))
+  const store: Store = {
+    ...real,
+    range(collection, prefix, options) {
+      ranges += collection === 'parts' ? 1 : 0
+      const waits = collection === 'parts' && ranges === 2
+      return (async function* () {
+        if (waits) await held
+        yield* real.range(collection, prefix, options)
+      })() as ReturnType<Store['range']> as never
+    }
+  }
+  const open = (on: Store) =>
+    createSegments(on, {
+      collection: 'parts',
+      looseCollection: 'loose',
+      work,
+      clock: () => performance.now(),
+      partsAtOnce: 8
+    })
+  const work = { staging: new Set<string>(), freeing: new Map(), maintained: new Map() }
+  const write = async (on: Store, text: string) => {
+    await on.atomically((tx) => {
+      for (let part = 0; part < 4; part++) tx.put('parts', ['i', '0-1', 'rows', part], text)
+    })
+  }
+  await open(real).stage('i', '0-1', () => write(real, 'left behind'))
+  work.staging.clear()
+  const segments = open(store)
+  const swept = segments.freeLoose([])
+  while (ranges < 2) await turn()
+  let isBuilt = false
+  const built = segments.build('i', '0-1', () => write(real, 'anew')).finally(() => (isBuilt = true))
+  for (let turns = 0; turns < 2_000 && !isBuilt; turns++) await turn()
+  letGo()
+  await Promise.all([swept, built])
+  t.strictSame(
+    (await collect(real.range<string>('parts', []))).map(([, { value }]) => value),
+    ['anew', 'anew', 'anew', 'anew']
+  )
+})
 
 t.test('whatever is added, removed and merged, the index answers as the definition does', async (t) => {
   const { store } = await startIndex(t)
