@@ -633,14 +633,23 @@ t.test('retiring the entry takes its routes, its service and its tool away', asy
 })
 
 t.test('documents beyond the limit are refused at once, and have a place again once others are in', async (t) => {
-  const user = (await startRag(t, { config: { max_ingests: 2 } })).user()
+  let letGo = () => {}
+  const held = new Promise<void>((resolve) => (letGo = resolve))
+  const encoder = madeEncoder({ before: () => held })
+  const user = (await startRag(t, { encoder, config: { max_ingests: 2 } })).user()
   const text = 'The harbour opens at six. '.repeat(40)
-  const replies = await Promise.all(Array.from({ length: 5 }, (_, at) => user.ingest('busy', `${at} ${text}`)))
+  const early: DispatchReply[] = []
+  const asked = Array.from({ length: 5 }, async (_, at) => {
+    const reply = await user.ingest('busy', `${at} ${text}`)
+    // Those that found a place wait for the encoder.
+    if (early.push(reply) === 3) letGo()
+  })
+  await Promise.all(asked)
   t.strictSame(
-    replies.map(({ status }) => status),
-    [200, 200, 503, 503, 503]
+    early.map(({ status }) => status),
+    [503, 503, 503, 200, 200]
   )
-  t.match(replies[2], {
+  t.match(early[0], {
     headers: { 'retry-after': '1' },
     body: { error: /^Service unavailable: 2 documents are being taken in/, code: 'INTERNAL_ERROR' }
   })
