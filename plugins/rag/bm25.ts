@@ -27,7 +27,7 @@ import {
   readDead,
   type SegmentWork
 } from './segments.ts'
-import type { Analyser, Language } from './text.ts'
+import type { Analyser, Analysis, Language } from './text.ts'
 
 /**
  * An inverted index in the store: segments (`segment.ts`) and a head that lists them. Whatever is not in the head does
@@ -67,6 +67,8 @@ export interface TextIndex {
     limit: number,
     accept?: Accept
   ): Promise<Found>
+  /** What a text that the index does not have would be worth among its chunks, to the same query. */
+  rate(index: string, query: string, text: Analysis): Promise<Pick<Hit, 'raw' | 'score'>>
   /**
    * Merges segments until there are few, and frees what they took. Call it after an `add` or `remove` has committed,
    * and wait for it before stopping; one at a time works on an index. Searches and changes go on meanwhile.
@@ -118,8 +120,8 @@ export interface QueryGroup {
 export interface IndexView {
   readonly chunks: number
   readonly languages: readonly Language[]
-  /** Every written word, in sorted blocks; a word may occur once in each segment. */
-  words(): AsyncIterable<WordBlock>
+  /** Shows every written word, in sorted blocks; a word may occur once in each segment. */
+  words(visit: (block: WordBlock) => void): Promise<void>
 }
 
 export interface TextIndexOptions {
@@ -162,8 +164,9 @@ interface SegmentEntry {
 
 /** A segment's chunks made ready for searches. */
 interface OpenSegment {
-  /** Names it in the cache: its index and id would make long keys. */
-  readonly number: number
+  /** The families of its postings and of its words in the cache. */
+  readonly postings: number
+  readonly words: number
   readonly lengths: Float64Array
   readonly ordinals: Float64Array
   readonly firstTerms: readonly string[]
@@ -173,6 +176,17 @@ interface OpenSegment {
 interface VersionedHead {
   readonly head: Head
   readonly version: number
+}
+
+/** What a head names, made ready for searches. */
+interface OpenHead {
+  readonly segments: readonly SearchedSegment[]
+  readonly languages: readonly Language[]
+  /** Those that are not dead. */
+  readonly chunks: number
+  readonly length: number
+  /** Chunks of all segments, the dead ones too. */
+  readonly slots: number
 }
 
 interface SearchedSegment extends OpenSegment {
@@ -198,9 +212,7 @@ const nothing: Postings = { chunks: new Uint32Array(0), counts: new Uint32Array(
 
 export function createTextIndex(store: Store, options: TextIndexOptions): TextIndex {
   const { analyser, k1 = 1.2, b = 0.75, clock = () => performance.now() } = options
-  const cache = createCache<readonly SearchedSegment[] | OpenSegment | TermBlock | WordBlock | Postings | Uint8Array>(
-    options.cacheBytes
-  )
+  const cache = createCache<OpenHead | OpenSegment | TermBlock | WordBlock | Postings | Uint8Array>(options.cacheBytes)
   const segments = createSegments(store, {
     collection,
     looseCollection: 'rag-loose',
@@ -224,7 +236,8 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     if (cached !== undefined) return cached as OpenSegment
     const part = await readPart<ChunksPart>(index, id, 'chunks', 0)
     const open: OpenSegment = {
-      number: (opened += 1),
+      postings: (opened += 1),
+      words: (opened += 1),
       lengths: fromBase64(part.lengths, false),
       ordinals: fromBase64(part.ordinals, true).map((distance) => first + distance),
       firstTerms: part.firstTerms,
@@ -251,14 +264,15 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     return cache.set(key, block, block.bytes.length + block.terms.length * 40 + 256) as TermBlock
   }
 
-  const openWords = async (index: string, id: string, number: number): Promise<WordBlock> => {
-    const key = `w\0${index}\0${id}\0${number}`
-    const cached = cache.get(key)
-    if (cached !== undefined) return cached as WordBlock
-    const block = decodeWords(await readPart<WordsPart>(index, id, 'words', number))
+  const openWords = async (index: string, segment: SearchedSegment, number: number): Promise<WordBlock> => {
+    const block = decodeWords(await readPart<WordsPart>(index, segment.entry.id, 'words', number))
     const bytes = block.text.length + block.terms.length + block.counts.length * 17
-    return cache.set(key, block, bytes + 512) as WordBlock
+    return cache.set(number, block, bytes + 512, segment.words) as WordBlock
   }
+
+  /** As {@link postingsOf}. */
+  const wordsOf = (index: string, segment: SearchedSegment, number: number): WordBlock | Promise<WordBlock> =>
+    (cache.get(number, segment.words) as WordBlock | undefined) ?? openWords(index, segment, number)
 
   const openPostings = async (index: string, segment: SearchedSegment, term: string): Promise<Postings> => {
     const number = blockOf(segment.firstTerms, term)
@@ -271,27 +285,34 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
 
   /** At hand when it was asked for before, which is worth a walk without promises. */
   const postingsOf = (index: string, segment: SearchedSegment, term: string): Postings | Promise<Postings> => {
-    const key = `${segment.number}\0${term}`
-    const cached = cache.get(key)
+    const cached = cache.get(term, segment.postings)
     if (cached !== undefined) return cached as Postings
     return openPostings(index, segment, term).then(
-      (postings) => cache.set(key, postings, postings.chunks.length * 8 + 128 + key.length) as Postings
+      (postings) =>
+        cache.set(term, postings, postings.chunks.length * 8 + 128 + term.length, segment.postings) as Postings
     )
   }
 
   /** Kept for as long as the head stays as it is: what it names never changes. */
-  const openAll = async (index: string, { head, version }: VersionedHead): Promise<readonly SearchedSegment[]> => {
+  const openHead = async (index: string, { head, version }: VersionedHead): Promise<OpenHead> => {
     const key = `a\0${index}\0${version}`
     const cached = cache.get(key)
-    if (cached !== undefined) return cached as readonly SearchedSegment[]
-    const all: SearchedSegment[] = []
-    let base = 0
+    if (cached !== undefined) return cached as OpenHead
+    const searched: SearchedSegment[] = []
+    let slots = 0
     for (const entry of head.segments) {
       const open = await openSegment(index, entry)
-      all.push({ ...open, entry, dead: await openDead(index, entry), base })
-      base += entry.chunks
+      searched.push({ ...open, entry, dead: await openDead(index, entry), base: slots })
+      slots += entry.chunks
     }
-    return cache.set(key, all, all.length * 256 + 256) as readonly SearchedSegment[]
+    const open: OpenHead = {
+      segments: searched,
+      languages: languagesOf(head),
+      chunks: liveChunks(head),
+      length: totalLength(head),
+      slots
+    }
+    return cache.set(key, open, searched.length * 256 + 512) as OpenHead
   }
 
   const whileThere = <R>(index: string, work: (head: VersionedHead) => Promise<R>): Promise<R> =>
@@ -306,31 +327,29 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
 
   const find: TextIndex['find'] = (index, plan, limit, accept) =>
     whileThere(index, async (versioned) => {
-      const { head } = versioned
-      const chunks = liveChunks(head)
+      const { segments: searched, languages, chunks, length, slots } = await openHead(index, versioned)
       if (chunks === 0) return { hits: [], total: 0 }
       const breathe = breather()
-      const searched = await openAll(index, versioned)
       const groups = await plan({
         chunks,
-        languages: languagesOf(head),
-        async *words() {
-          for (const { entry, wordBlocks } of searched) {
-            for (let number = 0; number < wordBlocks; number++) {
-              yield openWords(index, entry.id, number)
+        languages,
+        async words(visit) {
+          for (const segment of searched) {
+            for (let number = 0; number < segment.wordBlocks; number++) {
+              const block = wordsOf(index, segment, number)
+              visit(block instanceof Promise ? await block : block)
               await breathe()
             }
           }
         }
       })
-      const slots = searched.reduce((sum, segment) => sum + segment.entry.chunks, 0)
       const scores = spare.length >= slots ? spare : new Float64Array(slots + (slots >> 2))
       spare = new Float64Array(0)
       const touched: number[] = []
       // Which variant of which group a chunk has counted last.
       const taken = groups.some(({ variants }) => variants.length > 1) ? new Uint32Array(slots) : undefined
       try {
-        const perLength = (k1 * b * chunks) / Math.max(1, totalLength(head))
+        const perLength = (k1 * b * chunks) / Math.max(1, length)
         let best = 0
         for (const [number, group] of groups.entries()) {
           const lists: (readonly [SearchedSegment, Postings, number, number])[] = []
@@ -379,6 +398,12 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
         spare = scores
       }
     })
+
+  const plainGroups = (query: string, languages: readonly Language[]): readonly QueryGroup[] =>
+    analyser.analyseQuery(query, languages, maxQueryWords).map(({ weight, terms }) => ({
+      weight,
+      variants: terms.map((term) => ({ term, weight: 1 }))
+    }))
 
   const writeParts = async (index: string, id: string, parts: readonly Part[]): Promise<void> => {
     for (let at = 0; at < parts.length; ) {
@@ -544,16 +569,30 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     find,
 
     search: (index, query, limit, accept) =>
-      find(
-        index,
-        async (view) =>
-          analyser.analyseQuery(query, view.languages, maxQueryWords).map(({ weight, terms }) => ({
-            weight,
-            variants: terms.map((term) => ({ term, weight: 1 }))
-          })),
-        limit,
-        accept
-      ),
+      find(index, async ({ languages }) => plainGroups(query, languages), limit, accept),
+
+    rate: (index, query, { terms, length }) =>
+      whileThere(index, async (versioned) => {
+        const head = await openHead(index, versioned)
+        const counts = new Map<string, number>()
+        for (const term of terms) counts.set(term, (counts.get(term) ?? 0) + 1)
+        const norm = k1 * (1 - b + (b * length * head.chunks) / Math.max(1, head.length))
+        let raw = 0
+        let best = 0
+        for (const { weight, variants } of plainGroups(query, head.languages)) {
+          let frequency = 0
+          for (const { term } of variants) {
+            for (const segment of head.segments) {
+              frequency += liveIn(await postingsOf(index, segment, term), segment.dead)
+            }
+          }
+          const idf = inverseFrequency(head.chunks, Math.min(frequency, head.chunks)) * weight
+          best += idf
+          const count = counts.get(variants.find(({ term }) => counts.has(term))?.term ?? '') ?? 0
+          raw += (idf * count * (k1 + 1)) / (count + norm)
+        }
+        return { raw, score: toScore(raw, best) }
+      }),
 
     maintain: (index) => segments.inTurn(index, () => work(index)),
 

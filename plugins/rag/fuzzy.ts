@@ -120,7 +120,7 @@ export async function findNear(
     if (sought.length === 0) return
     const make = most === 1 ? createCloseMatcher : createMatcher
     const matchers = sought.map((word) => [make(word, most), found.get(word)!] as const)
-    for await (const block of view.words()) {
+    await view.words((block) => {
       for (const [match, near] of matchers) {
         match(block, (place, edits) => {
           const word = wordAt(block, place)
@@ -129,7 +129,7 @@ export async function findNear(
           near.set(`${word} ${term}`, { word, term, edits, count })
         })
       }
-    }
+    })
   }
   const sought = words.map(({ word }) => word)
   await search(sought, 1)
