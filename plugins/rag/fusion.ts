@@ -22,25 +22,8 @@ export interface Fusion<K> {
   readonly semanticWeight: number
 }
 
-/**
- * How often the two strategies agreed about queries of a collection. Where they seldom do, the encoder does not
- * understand the collection (or only guesses), and its list must not push down what the words have found.
- */
-export interface Agreement {
-  readonly asked: number
-  readonly agreed: number
-}
-
-/** Of queries whose words a collection has: the rest tell nothing about the encoder. */
+/** A query whose best lexical hit scores as much has its words in the collection. */
 const confidentScore = 0.6
-/** Lexical hits among which the best semantic one is sought: at most so many, and so small a part that it is no chance. */
-const agreementDepth = 10
-const agreementPart = 0.1
-/** What is assumed before there are queries, and for how many of them it counts. */
-const assumedTrust = 0.3
-const assumedQueries = 10
-/** After so many queries the older half counts half. */
-const rememberedQueries = 1_000
 const weightOfTrust = 0.6
 /** How much more the semantic list counts as the words of a query are missing in the collection. */
 const gainOfDoubt = 2
@@ -51,7 +34,7 @@ const wholeList = 10
 /**
  * Fuses the lists of two strategies by their scores, each from its best hit down to nothing; ranks alone (reciprocal rank
  * fusion) let a weak encoder outvote sure words. The semantic part grows with what the collection has shown
- * ({@link trustOf}) and with the share of the query that no word answers. Lists of about 100 hits are enough.
+ * ({@link chooseTrust}) and with the share of the query that no word answers. Lists of about 100 hits are enough.
  * @param trust from 0 to 1
  */
 export function fuse<K>(
@@ -111,21 +94,44 @@ function rankOf(rank: number | undefined): number {
   return rank ?? Number.POSITIVE_INFINITY
 }
 
-/** What one more query has shown: whether the best semantic hit is among the best lexical ones. */
-export function observe<K>(
-  seen: Agreement,
+/** Before a collection has shown how far its list of meaning is to be believed. */
+export const assumedTrust = 0.3
+const trusts: readonly number[] = [0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1]
+/** Below it, an answer has not been found. */
+const foundDepth = 10
+/** How many times the chance in what is lost (the root of its squares) is held against what is gained. */
+const timesChance = 2
+/** What weighs against leaving {@link assumedTrust}, as much as so many answers: few questions tell little. */
+const worthOfAssumption = 4
+
+/** What a question is worth whose answer is known, 1 divided by its rank, for each trust that can be chosen. */
+export function gainsOf<K>(
+  answer: K,
   lexical: readonly RankedHit<K>[],
   semantic: readonly RankedHit<K>[]
-): Agreement {
-  const first = semantic[0]
-  if (first === undefined || (lexical[0]?.score ?? 0) < confidentScore) return seen
-  const depth = Math.min(agreementDepth, Math.ceil(lexical.length * agreementPart))
-  const agrees = lexical.slice(0, depth).some(({ id }) => id === first.id)
-  const kept = seen.asked >= rememberedQueries ? 0.5 : 1
-  return { asked: seen.asked * kept + 1, agreed: seen.agreed * kept + (agrees ? 1 : 0) }
+): readonly number[] {
+  return trusts.map((trust) => {
+    const at = fuse(lexical, semantic, trust, foundDepth).hits.findIndex(({ id }) => id === answer)
+    return at < 0 ? 0 : 1 / (at + 1)
+  })
 }
 
-/** How far the semantic list of a collection is to be believed, from 0 to 1. */
-export function trustOf({ asked, agreed }: Agreement): number {
-  return (agreed + assumedTrust * assumedQueries) / (asked + assumedQueries)
+/**
+ * How far the semantic list of a collection is to be believed, from 0 to 1: as far as most answers are found, and no
+ * further than is sure.
+ * @param gains {@link gainsOf} of each question
+ */
+export function chooseTrust(gains: readonly (readonly number[])[]): number {
+  let chosen = assumedTrust
+  let most = Number.NEGATIVE_INFINITY
+  for (const [at, trust] of trusts.entries()) {
+    const more = gains.map((one) => one[at]! - one[0]!)
+    const sum = more.reduce((total, one) => total + one, 0)
+    const chance = Math.sqrt(more.reduce((total, one) => total + Math.min(0, one) ** 2, 0))
+    const worth = sum - timesChance * chance - worthOfAssumption * (trust - assumedTrust) ** 2
+    if (worth <= most + 1e-9) continue
+    most = worth
+    chosen = trust
+  }
+  return chosen
 }

@@ -90,7 +90,7 @@ export default definePlugin({
   async apply(ctx, config) {
     const { store, workers, embeddings, tenants } = ctx.services
     // The number stands for the shape of the state: code that keeps another one starts with its own.
-    const state = await ctx.resource('state', 4, createState, () => {})
+    const state = await ctx.resource('state', 5, createState, () => {})
     const analyser = createAnalyser()
     const cacheBytes = (config.cache_mb * mebibyte) / 2
     const text = createTextIndex(store, { analyser, cacheBytes, work: state.index })

@@ -68,8 +68,8 @@ export const kept = {
   identities: 'rag-identities',
   chunks: 'rag-chunks',
   loose: 'rag-loose-chunks',
-  /** `[collection id]` → how often the strategies agreed. */
-  agreements: 'rag-agreements',
+  /** `[collection id]` → how far its list of meaning is to be believed. */
+  trusts: 'rag-trusts',
   /** `[owner kind, owner id, job id]` */
   jobs: 'rag-jobs',
   /** `[job id, number]` → a piece of the text of a document that is to be taken in. */

@@ -130,14 +130,14 @@ export function createReembedding(
           vectors: { index, model, dimensions }
         })
         // How far another model was to be believed says nothing about this one.
-        tx.remove(kept.agreements, [record.id])
+        tx.remove(kept.trusts, [record.id])
         if (former !== undefined) await vectors.drop(tx, former.index)
         return { id: record.id, former: former?.index }
       },
       { durable: true }
     )
     if (finished === undefined) return false
-    state.agreements.delete(finished.id)
+    state.trusts.delete(finished.id)
     tend(finished.id, index, ...(finished.former === undefined ? [] : [finished.former]))
     return true
   }

@@ -4,7 +4,7 @@ import type { Reader, Store, Versioned } from '../store/types.ts'
 import type { Accept, TextIndex } from './bm25.ts'
 import { createCache } from './cache.ts'
 import { assertDimensions, type Encoder } from './encoder.ts'
-import { fuse, observe, type RankedHit, trustOf } from './fusion.ts'
+import { fuse, type RankedHit } from './fusion.ts'
 import { type Correction, searchFuzzy } from './fuzzy.ts'
 import {
   checkName,
@@ -18,8 +18,8 @@ import {
   unknownCollection
 } from './records.ts'
 import { rerank } from './rerank.ts'
-import type { CollectionAgreement, RagState } from './state.ts'
 import type { Analyser } from './text.ts'
+import type { Trusting } from './trust.ts'
 import type { Filter, Owner, PartOfHit, SearchHit, SearchOutcome, SearchRequest, Strategy } from './types.ts'
 import { isBlank } from './units.ts'
 import type { VectorIndex } from './vectors.ts'
@@ -30,9 +30,7 @@ export interface SearchParts {
   readonly analyser: Analyser
   readonly vectors: VectorIndex
   readonly encoder: Encoder
-  readonly state: RagState
-  /** Work that nobody waits for. */
-  readonly keep: (work: Promise<unknown>) => void
+  readonly trusting: Trusting
 }
 
 export const defaultLimit = 10
@@ -49,10 +47,6 @@ const encodedUnits = 8_000
 const unsureScore = 0.3
 /** How often a search begins again when what it found was replaced meanwhile. */
 const mostTries = 16
-/** Queries after which a collection is trusted anew: until then the same search has the same scores. */
-const learntAtOnce = 10
-const rememberedQueries = 1_000
-const rememberedCollections = 10_000
 const cachedFilters = 64
 
 const aliases: Readonly<Record<string, Strategy>> = {
@@ -103,7 +97,7 @@ export interface Searcher {
 }
 
 export function createSearcher(parts: SearchParts): Searcher {
-  const { store, text, analyser, vectors, encoder, state, keep } = parts
+  const { store, text, analyser, vectors, encoder, trusting } = parts
   const filters = createCache<Accept>(cachedFilters)
 
   const embedQuery = async (
@@ -153,53 +147,14 @@ export function createSearcher(parts: SearchParts): Searcher {
   const lexical = async (id: string, { query }: CheckedRequest, depth: number, accept: Accept | undefined) => {
     const plain = await text.search(id, query, depth, accept)
     const isSure = (plain.hits[0]?.score ?? 0) >= unsureScore
-    if (isSure) return { found: plain, corrections: [], name: 'bm25' as const, plain }
+    if (isSure) return { found: plain, corrections: [], name: 'bm25' as const }
     const fuzzy = await searchFuzzy(text, analyser, id, query, depth, accept)
     const better = fuzzy.corrections.length > 0
     return {
       found: better ? fuzzy : plain,
       corrections: fuzzy.corrections,
-      name: better ? ('fuzzy' as const) : ('bm25' as const),
-      plain
+      name: better ? ('fuzzy' as const) : ('bm25' as const)
     }
-  }
-
-  const agreementOf = async (id: string): Promise<CollectionAgreement> => {
-    const present = state.agreements.get(id)
-    if (present !== undefined) return present
-    const stored = (await store.get<CollectionAgreement['known']>(kept.agreements, [id]))?.value
-    const known = stored ?? { asked: 0, agreed: 0 }
-    if (state.agreements.size >= rememberedCollections) state.agreements.clear()
-    const agreement: CollectionAgreement = { known, seen: known, queries: new Set(), news: 0 }
-    state.agreements.set(id, agreement)
-    return agreement
-  }
-
-  const learn = (
-    owner: Owner,
-    name: string,
-    id: string,
-    query: string,
-    agreement: CollectionAgreement,
-    words: readonly RankedHit<number>[],
-    meanings: readonly RankedHit<number>[]
-  ): void => {
-    const key = query.slice(0, 200)
-    if (agreement.queries.has(key)) return
-    const seen = observe(agreement.seen, words, meanings)
-    if (seen === agreement.seen) return
-    if (agreement.queries.size >= rememberedQueries) agreement.queries.clear()
-    agreement.queries.add(key)
-    agreement.seen = seen
-    agreement.news += 1
-    if (agreement.news < learntAtOnce) return
-    agreement.news = 0
-    agreement.known = seen
-    keep(
-      store.atomically(async (tx) => {
-        if ((await findCollection(tx, owner, name))?.value.id === id) tx.put(kept.agreements, [id], seen)
-      })
-    )
   }
 
   const findCandidates = async (
@@ -244,14 +199,10 @@ export function createSearcher(parts: SearchParts): Searcher {
     }
 
     const [words, near] = await Promise.all([lexical(id, request, depth, accept), nearest()])
-    const agreement = await agreementOf(id)
+    const trust = await trusting.trustIn(owner, name, record)
     const toRanked = (hits: readonly { ordinal: number; raw: number; score: number }[]): RankedHit<number>[] =>
       hits.map(({ ordinal, raw, score }) => ({ id: ordinal, raw, score }))
-    const meanings = toRanked(near)
-    const fusion = fuse(toRanked(words.found.hits), meanings, trustOf(agreement.known), depth)
-    if (request.filter === undefined) {
-      learn(owner, name, id, query, agreement, toRanked(words.plain.hits), meanings)
-    }
+    const fusion = fuse(toRanked(words.found.hits), toRanked(near), trust, depth)
     const hits = fusion.hits.map(({ id: ordinal, score, lexicalRank, semanticRank }) => ({
       ordinal,
       score,

@@ -14,6 +14,7 @@ import {
 import { createReembedding } from './reembed.ts'
 import { createSearcher } from './search.ts'
 import type { Tending } from './tending.ts'
+import { createTrusting } from './trust.ts'
 import type { CollectionInfo, Ingested, IngestOptions, NewDocument, Owner, Rag } from './types.ts'
 
 /** What the plugin itself can do, beside what others may ask for. */
@@ -56,7 +57,7 @@ export function createRag(parts: RagParts): RagService {
   }
   const jobs = createJobs({ ...parts, keep })
   const reembedding = createReembedding({ ...parts, jobs })
-  const { search } = createSearcher({ ...parts, keep })
+  const { search } = createSearcher({ ...parts, trusting: createTrusting({ ...parts, keep }) })
 
   const remove = async (owner: Owner, name: string): Promise<CollectionRecord> => {
     const removed = await store.atomically(
@@ -65,7 +66,7 @@ export function createRag(parts: RagParts): RagService {
         if (found === undefined) throw unknownCollection(name)
         const { id, vectors: space, next } = found.value
         tx.remove(kept.collections, keyOf(owner, name))
-        tx.remove(kept.agreements, [id])
+        tx.remove(kept.trusts, [id])
         await text.drop(tx, id)
         for (const one of [space, next]) if (one !== undefined) await vectors.drop(tx, one.index)
         // Without the collection nobody finds the rest: it goes when there is time.
@@ -74,7 +75,7 @@ export function createRag(parts: RagParts): RagService {
       },
       { durable: true }
     )
-    state.agreements.delete(removed.id)
+    state.trusts.delete(removed.id)
     const spaces = [removed.vectors, removed.next].flatMap((space) => (space === undefined ? [] : [space.index]))
     tending.tend(removed.id, ...spaces)
     return removed

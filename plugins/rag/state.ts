@@ -1,5 +1,4 @@
 import { createIndexWork, type IndexWork } from './bm25.ts'
-import type { Agreement } from './fusion.ts'
 import type { Progress } from './types.ts'
 import { createVectorWork, type VectorWork } from './vectors.ts'
 
@@ -15,7 +14,8 @@ export interface RagState {
   readonly writing: Set<string>
   /** Collections whose index is to be looked after, and whether again once that has ended. */
   readonly tending: Map<string, { again: boolean; readonly spaces: Set<string> }>
-  readonly agreements: Map<string, CollectionAgreement>
+  /** What is known of collections that were searched lately. */
+  readonly trusts: Map<string, KnownTrust>
   /** Jobs that run in this process, by id, and how far they are. */
   readonly jobs: Map<string, Progress>
   /** Documents that are being taken in while somebody waits for them. */
@@ -24,16 +24,19 @@ export interface RagState {
   swept: boolean
 }
 
-/** How often the strategies agreed about queries of a collection. */
-export interface CollectionAgreement {
-  /** What searches go by. */
-  known: Agreement
-  /** With the queries since then. */
-  seen: Agreement
-  /** Queries that counted lately: asked again, they tell nothing new. */
-  readonly queries: Set<string>
-  /** How many of them since what is known. */
-  news: number
+/** How far the list of meaning of a collection is to be believed, as it was measured. */
+export interface TrustRecord {
+  readonly trust: number
+  /** The index of vectors and the number of chunks then. */
+  readonly index: string
+  readonly chunks: number
+}
+
+export interface KnownTrust {
+  known: TrustRecord | undefined
+  isBeingMeasured: boolean
+  /** Not measured before, since the last time failed. */
+  againAtMs: number
 }
 
 export function createState(): RagState {
@@ -44,7 +47,7 @@ export function createState(): RagState {
     resume: undefined,
     writing: new Set(),
     tending: new Map(),
-    agreements: new Map(),
+    trusts: new Map(),
     jobs: new Map(),
     ingesting: 0,
     swept: false

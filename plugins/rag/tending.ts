@@ -51,7 +51,7 @@ export function createTending(parts: {
 
   const free = async (collectionId: string, first: number, { count, unborn }: LooseRecord): Promise<void> => {
     if (first < 0) {
-      for (const collection of [kept.documents, kept.identities, kept.chunks, kept.agreements]) {
+      for (const collection of [kept.documents, kept.identities, kept.chunks, kept.trusts]) {
         await removeAll(collection, [collectionId])
       }
     }

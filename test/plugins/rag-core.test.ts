@@ -14,7 +14,7 @@ import { createTextIndex, inverseFrequency, type TextIndex, toScore } from '../.
 import { createCache } from '../../plugins/rag/cache.ts'
 import { bestChunks, type ChunkOptions, chunkDefaults, chunkText, findChunkStrategy } from '../../plugins/rag/chunk.ts'
 import { createCloseMatcher, createMatcher, searchFuzzy } from '../../plugins/rag/fuzzy.ts'
-import { fuse, observe, type RankedHit, trustOf } from '../../plugins/rag/fusion.ts'
+import { assumedTrust, chooseTrust, fuse, gainsOf, type RankedHit } from '../../plugins/rag/fusion.ts'
 import { buildSegment, decodeWords } from '../../plugins/rag/segment.ts'
 import { createSegments } from '../../plugins/rag/segments.ts'
 import { stemmers } from '../../plugins/rag/stem.ts'
@@ -854,34 +854,41 @@ t.test('fusion is no worse than its best part, whether the encoder is strong, we
       answer
     )
   for (const [encoder, semanticGain] of Object.entries({ strong: 0.35, middling: 0.2, weak: 0.1, guessing: 0 })) {
-    let seen = { asked: 0, agreed: 0 }
+    const questions = Array.from({ length: 96 }, () =>
+      gainsOf(
+        0,
+        ranked(0.25, (raw) => Math.min(1, raw * 1.5)),
+        ranked(semanticGain, (raw) => Math.min(1, raw))
+      )
+    )
+    const trust = chooseTrust(questions)
     const sums = { lexical: 0, semantic: 0, fused: 0 }
-    for (let query = 0; query < 800; query++) {
+    for (let query = 0; query < 500; query++) {
       const lexical = ranked(0.25, (raw) => Math.min(1, raw * 1.5))
       const semantic = ranked(semanticGain, (raw) => Math.min(1, raw))
-      if (query >= 300) {
-        sums.lexical += quality(lexical)
-        sums.semantic += quality(semantic)
-        sums.fused += quality(fuse(lexical, semantic, trustOf(seen), 10).hits)
-      }
-      seen = observe(seen, lexical, semantic)
+      sums.lexical += quality(lexical)
+      sums.semantic += quality(semantic)
+      sums.fused += quality(fuse(lexical, semantic, trust, 10).hits)
     }
     const share = sums.fused / Math.max(sums.lexical, sums.semantic)
-    t.ok(share >= 0.995, `${encoder}: ${share.toFixed(3)} of the best part, trust ${trustOf(seen).toFixed(2)}`)
+    t.ok(share >= 0.995, `${encoder}: ${share.toFixed(3)} of the best part, trust ${trust}`)
   }
   t.end()
 })
 
-t.test('trust follows what sure queries show, and forgets slowly', (t) => {
-  const sure = list([1, 5, 0.8], [2, 3, 0.6])
-  let seen = { asked: 0, agreed: 0 }
-  const before = trustOf(seen)
-  for (let at = 0; at < 50; at++) seen = observe(seen, sure, list([1, 0.9]))
-  t.ok(trustOf(seen) > before)
-  for (let at = 0; at < 5_000; at++) seen = observe(seen, sure, list([9, 0.9]))
-  t.ok(trustOf(seen) < 0.05)
-  t.equal(observe(seen, list([1, 1, 0.1]), list([9, 0.9])), seen, 'an unsure query shows nothing')
-  t.equal(observe(seen, sure, []), seen)
+t.test('trust follows the questions whose answer is known; few of them, or none, tell little', (t) => {
+  const words = list([1, 5, 0.8], [2, 3, 0.6])
+  const right = list([1, 0.9], [3, 0.1], [4, 0.05])
+  const wrong = list([9, 0.9], [8, 0.1], [7, 0.05])
+  t.equal(chooseTrust([]), assumedTrust)
+  t.equal(chooseTrust([gainsOf(1, words, right)]), assumedTrust, 'nothing is lost by either')
+  const many = (answer: number, semantic: typeof words) =>
+    chooseTrust(Array.from({ length: 96 }, () => gainsOf(answer, words, semantic)))
+  t.equal(many(1, right), assumedTrust)
+  t.ok(many(3, list([3, 0.9], [1, 0.1], [4, 0.05])) >= 0.8)
+  const misled = many(1, wrong)
+  t.ok(gainsOf(1, words, wrong).at(-1)! < 1, 'a list that is wholly believed may mislead')
+  t.equal(fuse(words, wrong, misled, 10).hits[0]!.id, 1)
   t.end()
 })
 
