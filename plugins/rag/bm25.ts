@@ -243,7 +243,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
       firstTerms: part.firstTerms,
       wordBlocks: part.wordBlocks
     }
-    return cache.set(key, open, open.lengths.length * 16 + open.firstTerms.length * 48 + 256) as OpenSegment
+    return cache.set(key, open, segmentBytes(open)) as OpenSegment
   }
 
   /** Which chunks are gone. The number of them tells one state from the next. */
@@ -300,10 +300,14 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
     if (cached !== undefined) return cached as OpenHead
     const searched: SearchedSegment[] = []
     let slots = 0
+    // With its segments, which it keeps also when they are no longer kept for themselves.
+    let bytes = 512
     for (const entry of head.segments) {
       const open = await openSegment(index, entry)
-      searched.push({ ...open, entry, dead: await openDead(index, entry), base: slots })
+      const dead = await openDead(index, entry)
+      searched.push({ ...open, entry, dead, base: slots })
       slots += entry.chunks
+      bytes += segmentBytes(open) + (dead?.length ?? 0)
     }
     const open: OpenHead = {
       segments: searched,
@@ -312,7 +316,7 @@ export function createTextIndex(store: Store, options: TextIndexOptions): TextIn
       length: totalLength(head),
       slots
     }
-    return cache.set(key, open, searched.length * 256 + 512) as OpenHead
+    return cache.set(key, open, bytes) as OpenHead
   }
 
   const whileThere = <R>(index: string, work: (head: VersionedHead) => Promise<R>): Promise<R> =>
@@ -623,6 +627,10 @@ function totalLength(head: Head): number {
 }
 
 /** Those of the most chunks first; a query is read in few of them. */
+function segmentBytes({ lengths, firstTerms }: OpenSegment): number {
+  return lengths.length * 16 + firstTerms.length * 48 + 256
+}
+
 function languagesOf(head: Head): readonly Language[] {
   const counts = new Map<string, number>()
   for (const { languages } of head.segments) {

@@ -603,6 +603,37 @@ t.test('a merge lets others through, however long its blocks are', async (t) => 
   t.ok(asked >= (2 * words) / 64, `the clock was asked ${asked} times`)
 })
 
+t.test('what does not fit into the cache is not kept, also where all of it belongs together', async (t) => {
+  const { store } = await startIndex(t)
+  let reads = 0
+  const counted: Store = Object.create(store, {
+    get: {
+      value: (...args: Parameters<Store['get']>) => {
+        reads += 1
+        return store.get(...args)
+      }
+    }
+  })
+  const text = openIndex(counted, 65_536)
+  const chunks = Array.from({ length: 1_000 }, (_, at) => analyser.analyse(at === 0 ? 'copper' : 'tin'))
+  const names = Array.from({ length: 10 }, (_, at) => `index ${at}`)
+  for (const name of names) {
+    await store.atomically(async (tx) => {
+      await text.add(tx, name, await text.reserve(tx, name, chunks.length), buildSegment(chunks))
+    })
+  }
+  const readsOf = async (some: readonly string[]) => {
+    reads = 0
+    for (const name of some) t.equal((await text.search(name, 'copper', 1)).hits.length, 1)
+    return reads
+  }
+  const fresh = await readsOf(names.slice(0, 1))
+  t.ok((await readsOf(names.slice(0, 1))) < fresh, 'one fits')
+  // None was left alone for long.
+  for (const at of names.keys()) await readsOf(names.slice(0, at + 1))
+  t.ok((await readsOf(names)) >= (names.length / 2) * fresh, 'ten do not')
+})
+
 t.test('searches, changes and merges at once mix nothing up', async (t) => {
   const { store, text } = await startIndex(t)
   const live = new Map<number, boolean>()
