@@ -626,11 +626,11 @@ function totalLength(head: Head): number {
   return head.segments.reduce((sum, entry) => sum + entry.length, 0)
 }
 
-/** Those of the most chunks first; a query is read in few of them. */
 function segmentBytes({ lengths, firstTerms }: OpenSegment): number {
   return lengths.length * 16 + firstTerms.length * 48 + 256
 }
 
+/** Those of the most chunks first; a query is read in few of them. */
 function languagesOf(head: Head): readonly Language[] {
   const counts = new Map<string, number>()
   for (const { languages } of head.segments) {
