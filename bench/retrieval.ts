@@ -28,7 +28,7 @@ function bench(collection: string, least: number | undefined): Bench {
     name: `retrieval-${collection}`,
     question: `What is found by words in ${collection}, and how fast?`,
     method:
-      'each side in a fresh process: indexes the collection, asks every query twice to warm up, then three times for the figures; heartwood reads its index from the store on disk; mistyped: one slip in every word of at least five letters',
+      'each side in a fresh process: indexes the collection, asks every query again and again for half a second of CPU to warm up, then likewise for the figures; heartwood reads its index from the store on disk; mistyped: one slip in every word of at least five letters',
     figures,
     sides: ['heartwood', 'minisearch'].map((name) => side(name, collection)),
     claims: [
