@@ -21,7 +21,7 @@ const log = createJsonLogger({ level: 'warn', write: (line) => void process.stde
 
 /** Runs the task on this thread: what it takes is measured apart from what it disturbs. */
 const workers = {
-  async run(_task: string, input: unknown) {
+  async run(_task: unknown, input: unknown) {
     const result = await extendGraph(input as Parameters<typeof extendGraph>[0])
     if (!result.ok) throw new Error(result.message)
     return result.value

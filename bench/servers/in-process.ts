@@ -12,8 +12,9 @@ export const inProcess: Plugin = definePlugin({
         for (const { item } of now) tasks.set(item.name, item)
       }
     })
-    const run: Workers['run'] = async <T>(task: string, input: unknown) => {
-      const { default: work } = (await import(tasks.get(task)?.module ?? '')) as {
+    const run: Workers['run'] = async <T>(task: string | WorkerTask, input: unknown) => {
+      const { module } = typeof task === 'string' ? tasks.get(task)! : task
+      const { default: work } = (await import(module)) as {
         default: (input: unknown) => Promise<TaskResult<T>>
       }
       const result = await work(input)

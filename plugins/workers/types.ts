@@ -53,7 +53,7 @@ export interface Workers {
    * @param task a plugin that is leaving can still run its own, as it contributed it: what it began would fail otherwise.
    * By its name, the task of a plugin that is leaving is unknown.
    */
-  run<T>(task: string | WorkerTask, input: unknown, options?: RunOptions): Promise<T>
+  readonly run: <T>(task: string | WorkerTask, input: unknown, options?: RunOptions) => Promise<T>
   /** Waiting and running tasks of each pool that has started. */
   load(): Readonly<Record<string, { readonly waiting: number; readonly running: number; readonly threads: number }>>
 }

@@ -5,8 +5,9 @@ import auth from '../../plugins/auth/index.ts'
 import { nobody } from '../../plugins/auth/parameters.ts'
 import { createAuth, type Options, type TokenPair } from '../../plugins/auth/service.ts'
 import { createTokens } from '../../plugins/auth/tokens.ts'
+import { workerTasks } from '../../plugins/auth/worker-tasks.ts'
 import type { DispatchReply } from '../../plugins/http/types.ts'
-import type { Workers } from '../../plugins/workers/types.ts'
+import type { Workers, WorkerTask } from '../../plugins/workers/types.ts'
 import { FaultyStore } from '../fakes/faulty-store.ts'
 import { collect, startHouse } from '../harness.ts'
 
@@ -20,10 +21,11 @@ class FaultyWorkers {
   tasksLeft = forever
 
   readonly service: Workers = {
-    run: async <T>(task: string, input: unknown): Promise<T> => {
+    run: async <T>(task: string | WorkerTask, input: unknown): Promise<T> => {
       if (this.tasksLeft <= 0) throw new CodedError('WORKERS_CRASHED', 'a thread died at /home/secret')
       this.tasksLeft -= 1
-      if (task === 'auth/hash-password') return `hash of ${String(input)}` as T
+      if ((typeof task === 'string' ? task : task.name) === workerTasks.hash.name)
+        return `hash of ${String(input)}` as T
       const { password, phc } = input as { password: string; phc: string }
       return { matches: phc !== nobody && phc === `hash of ${password}` } as T
     },
