@@ -90,6 +90,13 @@ function semanticWeight(
   return Math.min(mostWeight, weightOfTrust * trust * (1 + gainOfDoubt * doubt))
 }
 
+/** Hits of one index, in the form that {@link fuse} takes. */
+export function toRanked(
+  hits: readonly { readonly ordinal: number; readonly raw: number; readonly score: number }[]
+): readonly RankedHit<number>[] {
+  return hits.map(({ ordinal, raw, score }) => ({ id: ordinal, raw, score }))
+}
+
 function rankOf(rank: number | undefined): number {
   return rank ?? Number.POSITIVE_INFINITY
 }

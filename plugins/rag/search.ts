@@ -4,7 +4,7 @@ import type { Reader, Store, Versioned } from '../store/types.ts'
 import type { Accept, TextIndex } from './bm25.ts'
 import { createCache } from './cache.ts'
 import { assertDimensions, type Encoder } from './encoder.ts'
-import { fuse, type RankedHit } from './fusion.ts'
+import { fuse, toRanked } from './fusion.ts'
 import { type Correction, searchFuzzy } from './fuzzy.ts'
 import {
   checkName,
@@ -200,8 +200,6 @@ export function createSearcher(parts: SearchParts): Searcher {
 
     const [words, near] = await Promise.all([lexical(id, request, depth, accept), nearest()])
     const trust = await trusting.trustIn(owner, name, record)
-    const toRanked = (hits: readonly { ordinal: number; raw: number; score: number }[]): RankedHit<number>[] =>
-      hits.map(({ ordinal, raw, score }) => ({ id: ordinal, raw, score }))
     const fusion = fuse(toRanked(words.found.hits), toRanked(near), trust, depth)
     const hits = fusion.hits.map(({ id: ordinal, score, lexicalRank, semanticRank }) => ({
       ordinal,

@@ -2,7 +2,7 @@ import { setImmediate } from 'node:timers/promises'
 import type { Store } from '../store/types.ts'
 import type { TextIndex } from './bm25.ts'
 import type { Encoder } from './encoder.ts'
-import { assumedTrust, chooseTrust, gainsOf, type RankedHit } from './fusion.ts'
+import { assumedTrust, chooseTrust, gainsOf, type RankedHit, toRanked } from './fusion.ts'
 import { type ChunkRecord, type CollectionRecord, type DocumentRecord, findCollection, kept } from './records.ts'
 import type { KnownTrust, RagState, TrustRecord } from './state.ts'
 import type { Analyser } from './text.ts'
@@ -215,10 +215,6 @@ async function sampleOf(store: Store, id: string, ordinal: number, chunk: ChunkR
     rest: rest.trim().length >= segment.length ? rest : undefined,
     holders
   }
-}
-
-function toRanked(hits: readonly { ordinal: number; raw: number; score: number }[]): Hits {
-  return hits.map(({ ordinal, raw, score }) => ({ id: ordinal, raw, score }))
 }
 
 function insert(hits: Hits, hit: RankedHit<number>): Hits {
